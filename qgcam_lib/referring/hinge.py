@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 # %% ../../nbs/lib/referring/05_hinge.ipynb #7a6f0606
 def draw_negatives(usable: Tensor, negatives: int | None, generator: torch.Generator | None = None) -> Tensor:
-    """For each row, `negatives` of its usable columns, drawn without replacement: bool [B, B].
+    """A mask with `negatives` usable columns per row, drawn without replacement: bool [B, B].
 
-    usable: bool [B, B], which columns may be drawn; its diagonal is not looked at. None: all of them.
+    usable: bool [B, B], the columns that may be drawn; its diagonal is ignored. negatives: None draws all of them.
     """
     allowed = usable & ~torch.eye(len(usable), dtype=torch.bool, device=usable.device)
     if negatives is None or negatives >= len(usable) - 1:
@@ -25,16 +25,16 @@ def draw_negatives(usable: Tensor, negatives: int | None, generator: torch.Gener
 
 # %% ../../nbs/lib/referring/05_hinge.ipynb #7a6f0609
 class ContrastiveHinge(nn.Module):
-    """Sum-H and Max-H over the scores of a batch.
+    """The losses Sum-H and Max-H over the scores of a batch.
 
-    margin: >= 0 (VSE++ has .2; Ref-Adv tunes it on the development split and does not print it). reduction: "sum" over
-    all negatives, or "max", the hardest negative of each axis. negatives: so many are drawn for each example at every
-    call (Ref-Adv: 64), None for all; generator: of the draw.
+    margin: >= 0 (VSE++ uses .2; Ref-Adv tunes it on the development split and does not print it). reduction: "sum" over
+    all negatives, or "max", the hardest negative along each axis. negatives: number drawn per example at every call
+    (Ref-Adv: 64), None for all; generator: random generator for the draw.
 
-    Called with scores [B, B], S[j, k] of expression j with the box of example k, and `usable` bool [B, B] (None: all),
-    False where k is no negative of j, such as another expression of the same box. Returns the loss, summed over the
-    batch, not divided; in float32 or better. 0 for one example. Source: Ref-Adv, section 5, read as in VSE++.
-    Errors: ValueError for another shape, a negative margin, another word, less than one negative.
+    Call it with scores [B, B], S[j, k] of expression j and the box of example k, and `usable` bool [B, B] (None: all),
+    False where k is no negative of j, such as another expression for the same box. Returns the loss, summed over the
+    batch, in float32 or better. 0 for one example. Source: Ref-Adv, section 5, with the definitions of VSE++.
+    Errors: ValueError for an invalid shape, a negative margin, an unknown reduction, fewer than one negative.
     """
 
     def __init__(self, margin: float = 0.2, reduction: str = "sum", negatives: int | None = None,

@@ -36,14 +36,14 @@ def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> N
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #cfc290c9
 def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any) -> pd.DataFrame:
-    """Accuracy with an interval clustered by picture, beside the random choice.
+    """Accuracy with an interval clustered by image, beside the random baseline.
 
-    frame: of `score_choices` or `refer`, or several below each other. by: columns that split the table, () for none.
-    options: n_bootstrap, level, seed, of `statistics.summarize`.
-    Returns one row a cell: *by, metric ("correct"), value, ci_low, ci_high, random (accuracy of a random choice),
-    candidates (mean number), n, n_undefined, n_groups (pictures), n_ties (choices that a tie decided), n_no_target
-    (expressions without a right candidate), bootstrap_sd, note. random and candidates are means over the rows where
-    the choice is defined. Errors: ValueError for a column that lacks, and for rows that `statistics.summarize` refuses
+    frame: output of `score_choices` or `refer`, or several concatenated. by: columns to group by, () for none.
+    options: n_bootstrap, level, seed of `statistics.summarize`.
+    Returns one row per cell: *by, metric ("correct"), value, ci_low, ci_high, random (accuracy of a random choice),
+    candidates (mean number), n, n_undefined, n_groups (images), n_ties (choices decided by a tie), n_no_target
+    (expressions without a correct candidate), bootstrap_sd, note. random and candidates are means over the rows whose
+    choice is defined. Errors: ValueError for a missing column, and for rows that `statistics.summarize` refuses
     (an expression twice in a cell, two models together).
     """
     by = [by] if isinstance(by, str) else list(by)
@@ -77,20 +77,20 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame, key: list[str]) -> None:
 # %% ../../nbs/lib/referring/04_summary.ipynb #ec4e65e2
 def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any
                     ) -> pd.DataFrame:
-    """Paired difference of accuracy of two runs on the same expressions, a - b, such as shuffled - in order.
+    """Paired difference in accuracy between two runs on the same expressions, a - b, such as shuffled - in order.
 
-    a, b: frames of `score_choices` or `refer`, matched by id. by: columns that split the table, () for none. options:
-    n_bootstrap, level, seed, n_permutations, of `statistics.compare`.
-    Returns one row a cell: *by and the columns of `statistics.compare`: metric, a, b, difference, ci_low, ci_high,
-    p_value (sign flips of whole pictures), n, n_undefined, n_groups, n_unmatched (rows without a partner), note.
-    Errors: ValueError for a column that lacks, no row in common, an id twice, candidates that differ, or another
-    threshold. The words may differ: that is what shuffled words are compared for.
-    Nothing is corrected for the number of tests.
+    a, b: frames of `score_choices` or `refer`, matched by id. by: columns to group by, () for none. options:
+    n_bootstrap, level, seed, n_permutations of `statistics.compare`.
+    Returns one row per cell: *by and the columns of `statistics.compare`: metric, a, b, difference, ci_low, ci_high,
+    p_value (sign flips of whole images), n, n_undefined, n_groups, n_unmatched (rows without a partner), note.
+    Errors: ValueError for a missing column, no row in common, a duplicate id, different candidates, or different
+    thresholds. The words may differ, so that shuffled words can be compared with words in order.
+    The p-values are not corrected for multiple tests.
     """
     by = [by] if isinstance(by, str) else list(by)
     for name, frame in (("a", a), ("b", b)):
         _need(frame, ["id", "group", "correct", "random", "n_candidates", *by], name)
-    bare = [without_rules(frame, by) for frame in (a, b)]  # candidates are compared below, words are meant to differ
+    bare = [without_rules(frame, by) for frame in (a, b)]  # candidates are compared below; words may differ
     for one, frame in zip(bare, (a, b)):
         one.attrs = {"options": frame.attrs.get("options")}
     rows = compare(*bare, "correct", by=by, **options)
@@ -99,7 +99,7 @@ def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = 
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f040d
 def _difference(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    "Weighted means of the two sides and their difference, [R, 3], from means [R, 2, S] over strata that both have."
+    "Weighted means of the two sides and their difference, [R, 3], from means [R, 2, S] over the common strata."
     both = np.isfinite(means).all(1)
     shares = np.where(both, weights, 0.0)
     total = shares.sum(1, keepdims=True)
@@ -111,16 +111,16 @@ def _difference(means: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "n_candidates",
                    n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
                    interval: str = "cluster") -> pd.DataFrame:
-    """Difference of accuracy between two splits of one run, a - b, at equal candidates.
+    """Difference in accuracy between two splits of one run, a - b, at equal numbers of candidates.
 
-    frame: of `score_choices` or `refer`, with both splits. equal: expressions are
-    compared within equal values of this column, weighted as those of `a`; None: as they are. interval: "cluster", with
-    the variance of a bootstrap of pictures, one draw for both, or "percentile", that bootstrap's percentiles.
+    frame: output of `score_choices` or `refer`, with both splits. equal: expressions are compared within equal values
+    of this column, weighted by its distribution in `a`; None: without weights. interval: "cluster", with the variance
+    of a bootstrap of images, one draw for both splits, or "percentile", the percentiles of that bootstrap.
     Returns one row: a, b (names), value_a, value_b (weighted), difference, ci_low, ci_high, random_a, random_b (the
-    random choice under the same weights), n_a, n_b, n_left_out (defined choices without a counterpart), n_undefined,
-    n_groups, n_groups_effective, equal, interval, note. The weights are those of the sample in every replicate.
-    The interval is NaN with fewer than two pictures. Errors: ValueError for a column or split that lacks, or nothing
-    in common.
+    random baseline under the same weights), n_a, n_b, n_left_out (defined choices without a counterpart), n_undefined,
+    n_groups, n_groups_effective, equal, interval, note. Every replicate has the weights of the sample.
+    The interval is NaN with fewer than two images. Errors: ValueError for a missing column or split, or when the splits
+    share no value of `equal`.
     """
     check_resampling(n_bootstrap, level)
     intervals.check_interval(interval)
@@ -158,10 +158,10 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0706
 def truncation(expressions: Sequence[Expression], length: int = 20) -> pd.DataFrame:
-    """The number of expressions of each split that are longer than a model's limit.
+    """The number of expressions in each split that are longer than a model's limit.
 
-    length: tokens that it reads, [CLS] among them. Tokens are words and marks, a lower bound for word pieces.
-    Returns split, expressions, cut (how many lose something), share, tokens (mean), longest, by split.
+    length: the model's limit in tokens, including [CLS]. Tokens are words and punctuation marks, a lower bound for
+    word pieces. Returns one row per split: split, expressions, cut (number truncated), share, tokens (mean), longest.
     """
     frame = pd.DataFrame({"split": [one.split for one in expressions],
                           "tokens": [len(words_of(one.text)) + 1 for one in expressions]})
@@ -173,8 +173,8 @@ def truncation(expressions: Sequence[Expression], length: int = 20) -> pd.DataFr
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0709
 def threshold_effect(expressions: Sequence[Expression]) -> pd.DataFrame:
-    """The possible effect of > instead of >=: split, expressions, at_threshold (expressions with a candidate exactly
-    there), near_duplicates (with another candidate that is right too), one row a split."""
+    """The possible effect of > instead of >=, one row per split: split, expressions, at_threshold (expressions with a
+    candidate exactly at IoU .5), near_duplicates (expressions with more than one correct candidate)."""
     overlaps = [box_iou(one.candidates, one.box)[:, 0] if one.candidates else np.zeros(0) for one in expressions]
     frame = pd.DataFrame({"split": [one.split for one in expressions],
                           "at_threshold": [bool((row == 0.5).any()) for row in overlaps],
@@ -185,10 +185,10 @@ def threshold_effect(expressions: Sequence[Expression]) -> pd.DataFrame:
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f070c
 def implied_easy_share(table: pd.DataFrame) -> pd.DataFrame:
-    """The share of Easy that each row of a table of accuracies implies, Test = e Easy + (1 - e) Hard.
+    """The share e of Easy implied by each row of an accuracy table, from Test = e Easy + (1 - e) Hard.
 
-    table: the columns test, easy and hard, printed to .01; others are kept. Returns the other columns, then share,
-    lowest, highest (what the rounding allows). NaN where Easy equals Hard. Source: the split of Ref-Adv, section 2.
+    table: the columns test, easy and hard, printed to .01; other columns are kept. Returns the other columns, then
+    share, lowest, highest (range allowed by rounding). NaN where Easy equals Hard. Source: Ref-Adv, section 2 (split).
     """
     test, easy, hard = (table[name].to_numpy(float) for name in ("test", "easy", "hard"))
     steps = np.array(np.meshgrid(*[[-0.005, 0.005]] * 3)).reshape(3, -1, 1)

@@ -21,7 +21,7 @@ from .tables import number_text
 
 # %% ../../nbs/lib/report/03_beside.ipynb #67b5556d
 def verdict(difference: float, printed_half_unit: float, tolerance: float) -> str:
-    """'reproduced', 'within tolerance' or 'differs', from a difference and its two limits, all in the paper's units."""
+    """'reproduced', 'within tolerance' or 'differs', for a difference and its two limits, all in the paper's units."""
     slack = 1e-9  # the paper's decimals are not exact in binary
     if abs(difference) <= printed_half_unit + slack:
         return "reproduced"
@@ -29,7 +29,7 @@ def verdict(difference: float, printed_half_unit: float, tolerance: float) -> st
 
 # %% ../../nbs/lib/report/03_beside.ipynb #d8e32678
 def _paper_cell(column: Column, row: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
-    "The printed number and its two limits. row: the printed line, or {} where there is none."
+    "The printed number and its two limits. row: the printed line, or {} if there is none."
     n = row.get("n")
     value, half = row.get(column.name, np.nan), limits["printed_half_unit"].get(column.name, np.nan)
     tolerance = limits["tolerance"].get(column.name, np.nan)
@@ -39,7 +39,7 @@ def _paper_cell(column: Column, row: Mapping[str, Any], limits: Mapping[str, Any
 
 # %% ../../nbs/lib/report/03_beside.ipynb #35ae0812
 def _our_cell(column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
-    "Our number, interval and counts. row: the summary's row, or {} where nothing was run."
+    "Our number, interval and counts. row: the row of the summary, or {} if the cell was not run."
     scale = 100 if column.is_count else column.scale
     numbers = {name: scale * row.get(key, np.nan) for name, key in
                (("ours", "value"), ("ci_low", "ci_low"), ("ci_high", "ci_high"))}
@@ -47,7 +47,7 @@ def _our_cell(column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/lib/report/03_beside.ipynb #ad904357
 def _result(cell: Mapping[str, Any], not_run: str, not_comparable: str) -> str:
-    "The verdict on one cell, or why there is none. not_run: '' where the cell was run."
+    "The verdict on one cell, or why there is none. not_run: '' if the cell was run."
     if not_run:
         return f"not run: {not_run}"
     if not_comparable or np.isnan(cell["paper"]):
@@ -58,7 +58,7 @@ def _result(cell: Mapping[str, Any], not_run: str, not_comparable: str) -> str:
 
 # %% ../../nbs/lib/report/03_beside.ipynb #8b7290e2
 def _lines(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None) -> dict[Any, dict[str, Any]]:
-    "The lines to compare: those asked for, or the printed ones and then those that only the summary has."
+    "The lines to compare: `rows`, or the printed lines, then the lines that only the summary has."
     keys = [*table.rows]
     if rows is None:
         rows = pd.concat([table.printed()[keys], summary[keys]]).drop_duplicates(keys)
@@ -68,14 +68,14 @@ def _lines(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None) 
 def paper_vs_ours(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None = None, *,
                   same: Mapping[str, str] | None = None, not_run: Mapping[str, str] | None = None,
                   not_comparable: str = "") -> pd.DataFrame:
-    """A printed table and our numbers, one row a number, each with a verdict or the reason why there is none.
+    """A printed table and our numbers, one row per number, with a verdict or the reason why there is none.
 
-    rows: the lines to compare, with the columns of `table.rows`, and `why` (not run), `not_comparable` and `run_id`
-    where a line has its own; None: every printed line, then those that only the summary has. same, not_run: as in
-    `Paper`; not_comparable: a reason that holds for all, '' when there is none.
-    Returns: what `where` of the column says, the row names, n_paper, n_ours, n_undefined, paper, ours, ci_low, ci_high,
-    difference, tolerance, verdict, run_id. Units: the paper's, counts in percent of n. A cell that neither has is left
-    out. ValueError where a line has two rows for one number.
+    rows: the lines to compare, with the columns of `table.rows`, and optionally `why` (reason why not run),
+    `not_comparable` and `run_id` per line; None: every printed line, then the lines that only the summary has. same,
+    not_run: the same mappings as in `Paper`; not_comparable: a reason that holds for all lines, or ''.
+    Returns: the keys of `Column.where`, the row names, n_paper, n_ours, n_undefined, paper, ours, ci_low, ci_high,
+    difference, tolerance, verdict, run_id. Units: the paper's, counts in percent of n. A cell that is empty in both
+    tables is left out. ValueError if a line has two rows for one number.
     """
     summary = summary.assign(model=[(same or {}).get(name, name) for name in summary["model"]])
     printed, lines = table.printed(), _lines(summary, table, rows)
@@ -101,9 +101,9 @@ def paper_vs_ours(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame |
 # %% ../../nbs/lib/report/03_beside.ipynb #afd134e5
 def beside_paper(paper: Paper, number: int, summary: pd.DataFrame, plan: pd.DataFrame, not_comparable: str
                  ) -> pd.DataFrame:
-    """`paper_vs_ours` of one of a paper's tables, by its number, without references.
+    """`paper_vs_ours` for one table of a paper, by its number, without references.
 
-    plan: model and why, for those that were asked for; not_comparable: a reason that holds for all, or ''.
+    plan: model and why, one row per requested model; not_comparable: a reason that holds for all lines, or ''.
     """
     ours = summary[~summary["model"].isin(paper.references)]
     return paper_vs_ours(ours, paper.tables[number], same=paper.same, not_run=paper.why_no_run(plan),
@@ -111,14 +111,14 @@ def beside_paper(paper: Paper, number: int, summary: pd.DataFrame, plan: pd.Data
 
 # %% ../../nbs/lib/report/03_beside.ipynb #44739372
 def failures(results: Mapping[str, Any]) -> pd.DataFrame:
-    """The failures of each model: model, id, image, error, as texts. results: model -> what has problems in `attrs`."""
+    """The failures of each model: model, id, image, error, as texts. results: model -> frame with attrs["problems"]."""
     rows = [{"model": name} | dict(problem) for name, one in results.items()
             for problem in getattr(one, "attrs", {}).get("problems", ())]
     return pd.DataFrame(rows, columns=["model", "id", "image", "error"]).astype("string")
 
 # %% ../../nbs/lib/report/03_beside.ipynb #59b79589
 def _both_forms(column: Column, value: float, n: float, spread: str = "") -> str:
-    "A compared number: as printed, and a count in percent too."
+    "A compared number as text, a count also in percent."
     if pd.isna(value):
         return "–"
     if not column.is_count:
@@ -133,7 +133,7 @@ def _spread(column: Column, row: Any) -> str:
 
 # %% ../../nbs/lib/report/03_beside.ipynb #8ff7d755
 def comparison_view(rows: pd.DataFrame, table: PaperTable) -> pd.DataFrame:
-    """The frame of `paper_vs_ours` as text for a reader, a line a number."""
+    """The frame of `paper_vs_ours` formatted as text, one line per number."""
     lines = []
     for column in table.columns:
         for r in column.rows(rows).itertuples():
@@ -147,7 +147,7 @@ def comparison_view(rows: pd.DataFrame, table: PaperTable) -> pd.DataFrame:
 
 # %% ../../nbs/lib/report/03_beside.ipynb #60783cc1
 def verdict_counts(comparison: pd.DataFrame, rows: tuple[str, ...] = ("model",)) -> pd.DataFrame:
-    """One line a row of the table: its names (`rows`), n paper, n ours, status (verdicts with their counts), run."""
+    """One line per row of the table: its names (`rows`), n paper, n ours, status (verdicts with their counts), run."""
     lines = []
     for _, part in comparison.groupby([*rows], sort=False):
         first, tally = part.iloc[0], part["verdict"].value_counts(sort=False)
@@ -158,9 +158,9 @@ def verdict_counts(comparison: pd.DataFrame, rows: tuple[str, ...] = ("model",))
 
 # %% ../../nbs/lib/report/03_beside.ipynb #cecedca6
 def verdict_lines(*comparisons: pd.DataFrame, row: str = "model") -> pd.DataFrame:
-    """One line a verdict, over one or several comparisons: verdict, the table's lines it is about, numbers (how many).
+    """One row per verdict, over one or several comparisons: verdict, lines (of the table), numbers (their count).
 
-    row: the column that names a line.
+    row: the column that names a line of the table.
     """
     both = pd.concat(comparisons, ignore_index=True)
     groups = both.groupby("verdict", sort=False)
@@ -170,8 +170,8 @@ def verdict_lines(*comparisons: pd.DataFrame, row: str = "model") -> pd.DataFram
 # %% ../../nbs/lib/report/03_beside.ipynb #2b2114f7
 @dataclass(frozen=True)
 class Unit:
-    """The notation of a score. scale: from our unit to the written one; digits: decimals; symbol, of_change: what
-    follows a value, and a difference of two."""
+    """The notation of a score. scale: factor from our unit to the printed one; digits: decimals; symbol, of_change:
+    suffix of a value, and of a difference of two values."""
 
     scale: float = 1
     digits: int = 3
@@ -179,7 +179,7 @@ class Unit:
     of_change: str = ""
 
     def number(self, value: float, sign: str = "") -> str:
-        """A value without its symbol; sign: "+" for one that is always signed."""
+        """A value without its symbol; sign: "+" to print the sign of positive values too."""
         return f"{self.scale * value:{sign}.{self.digits}f}"
 
 
@@ -187,9 +187,9 @@ PLAIN, PERCENT = Unit(), Unit(100, 1, " %", " points")
 
 # %% ../../nbs/lib/report/03_beside.ipynb #3427986b
 def with_interval(row: Mapping[str, Any] | pd.Series, unit: Unit = PLAIN, column: str = "value") -> str:
-    """"62.3 % [58.1, 67.0]": a value of a summary's row with its 95 % interval, where it has one.
+    """"62.3 % [58.1, 67.0]": a value from a summary row, with its 95 % interval if it has one.
 
-    column: "difference" for a row of `compare`, signed and in the unit of changes. "undefined" for NaN.
+    column: "difference" for a row of `compare`, signed and with the suffix for changes. "undefined" for NaN.
     """
     if pd.isna(row[column]):
         return "undefined"
@@ -200,15 +200,15 @@ def with_interval(row: Mapping[str, Any] | pd.Series, unit: Unit = PLAIN, column
 
 
 def sample(row: Mapping[str, Any] | pd.Series, what: str = "examples", within: str = "pictures") -> str:
-    """"n = 500 phrases of 96 pictures": how many values a row rests on, and of how many groups."""
+    """"n = 500 phrases of 96 pictures": the number of values behind a row, and of their groups."""
     return f"n = {row['n']:.0f} {what} of {row['n_groups']:.0f} {within}"
 
 # %% ../../nbs/lib/report/03_beside.ipynb #24a30669
 def effect_lines(rows: pd.DataFrame, text: str, unit: Unit = PERCENT, column: str = "value", of: str = "",
                  within: str = "pictures") -> list[str]:
-    """A line a row: `text` with the row's columns in braces, the number with its interval, and with `of` n.
+    """One line per row: `text` with the row's values for the names in braces, the number, its interval, and n.
 
-    rows: of a summary, or with column="difference" of `compare`.
+    rows: rows of a summary, or of `compare` with column="difference". of: what n counts; '' omits n.
     """
     lines = []
     for row in rows.to_dict("records"):
@@ -219,7 +219,7 @@ def effect_lines(rows: pd.DataFrame, text: str, unit: Unit = PERCENT, column: st
 
 def direction(row: Mapping[str, Any] | pd.Series,
               words: Sequence[str] = ("raises", "lowers", "does not clearly move")) -> str:
-    """The first word where the interval of a difference lies above zero, the second below, the third where neither."""
+    """The first word if the interval of a difference is above zero, the second if below, the third if it includes 0."""
     return words[0] if row["ci_low"] > 0 else words[1] if row["ci_high"] < 0 else words[2]
 
 # %% ../../nbs/lib/report/03_beside.ipynb #8b09bcfa
@@ -230,10 +230,10 @@ _WEIGHTS = {"mini": "Weights: minis that were trained here on drawn scenes, not 
 
 def differences(*notes: str, is_miniworld: bool = False, weights: str = "official", n: int | None = None,
                 n_paper: int | None = None, unit: str = "examples") -> list[str]:
-    """The differences of a run from the paper, one sentence each: data, weights, the notes, n.
+    """The differences between a run and the paper, one sentence each: data, weights, the notes, n.
 
-    notes: further ones, plain or as `cautions` gives them (Markdown). n, n_paper: how many, counted in `unit`; None
-    where nothing is to be said, as where the paper has no such row.
+    notes: further differences, as plain text or as Markdown from `cautions`. n, n_paper: number of `unit`; None omits
+    the sentence on n, for example where the paper has no such row.
     """
     sentences = [_DRAWN] if is_miniworld else []
     sentences += [_WEIGHTS[weights]] if weights in _WEIGHTS else []
@@ -243,7 +243,7 @@ def differences(*notes: str, is_miniworld: bool = False, weights: str = "officia
 
 # %% ../../nbs/lib/report/03_beside.ipynb #08156aa4
 def models_beside(paper: Paper, models: Sequence[str], table: int) -> str:
-    """The models of a table of the paper that ran, and their names in this library. `references` are none."""
+    """A sentence on which models of a table were run, with their names here. `references` do not count as models."""
     theirs = [name for name in paper.tables[table].printed()["model"] if name not in paper.references]
     same = [f"{paper.model(name)} (as {name})" for name in models if paper.model(name) in theirs]
     return f"Of the {len(theirs)} models in the paper's Table {table}, this run has {', '.join(same) or 'none'}."

@@ -22,10 +22,10 @@ from .published import Paper, published_folder
 # %% ../../nbs/lib/report/04_claims.ipynb #5c89ab06
 def why_not_comparable(*, is_miniworld: bool, weights: str, n_ours: int, n_paper: int | None,
                        unit: str = "examples") -> str:
-    """The first reason why a run cannot be held against a row of the paper, or '' when it can.
+    """The first reason why a run cannot be compared with a row of the paper, or '' if it can.
 
-    is_miniworld: the data were rendered by us; weights: as given to `load_model` ('official' or a checkpoint's path are
-    comparable, 'mini' and 'random' are not); n_ours, n_paper: scored, in `unit`; None when the paper has no such row.
+    is_miniworld: True for rendered data; weights: the argument of `load_model` ('official' or the path of a checkpoint
+    is comparable, 'mini' and 'random' are not); n_ours, n_paper: number of scored `unit`, None for no such row.
     """
     if is_miniworld:
         return "miniworld"
@@ -48,8 +48,8 @@ def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split:
              n_published: int | None = None) -> list[str]:
     """The introduction to the scores of a run, as Markdown paragraphs; never empty.
 
-    is_miniworld, weights: as in `why_not_comparable`; n, n_split: scored and in the split, in the paper's unit; n_file,
-    n_published: pairs or examples in the data's file and in the published split, where both are known.
+    is_miniworld, weights: as in `why_not_comparable`; n, n_split: number scored and in the split, in the paper's unit;
+    n_file, n_published: pairs or examples in the data file and in the published split, where both are known.
     """
     notes = []
     if is_miniworld:
@@ -66,9 +66,9 @@ def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split:
 
 # %% ../../nbs/lib/report/04_claims.ipynb #a276e0d5
 def why_not_runnable(source: str, weights: str = "mini") -> str:
-    """Why a model or a file in its place cannot be used here, or ''. Looks at names and files, loads nothing.
+    """Why a model, or a file in its place, cannot be used here, or ''. Checks names and files without loading them.
 
-    source: a name of the registry, package.module:factory, maps:PATH or predictions:PATH; weights: as for `load_model`.
+    source: a registry name, package.module:factory, maps:PATH or predictions:PATH; weights: as for `load_model`.
     """
     path = file_source(source, "predictions") or file_source(source, "maps")
     if factory_source(source):
@@ -92,9 +92,9 @@ def source_name(source: str) -> str:
 
 # %% ../../nbs/lib/report/04_claims.ipynb #12b9a778
 def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
-    """One line a source: model (its name in tables), source, why ('' where it can run).
+    """One row per source: model (its name in tables), source, why (reason why it cannot run, or '').
 
-    Errors: ValueError for two sources with one name, or a model that the registry does not have.
+    Errors: ValueError for two sources with the same name, or a model that is not in the registry.
     """
     plan = pd.DataFrame([(source_name(source), source, why_not_runnable(source, weights)) for source in sources],
                         columns=["model", "source", "why"])
@@ -109,11 +109,11 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
 # %% ../../nbs/lib/report/04_claims.ipynb #c81a4975
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper and its test. text: our reading, in words that say what a case is; quantifier: how often it
-    should hold; where: the place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" where something is
-    left out); needs: the roles it speaks of; count: takes tables {metric: frame} and roles {role: model}, gives the
-    cases: true, false, or None for one whose interval includes zero; none where nothing can be compared. quantifier:
-    "most ..." wants more than half of the cases, "some ..." one, anything else ("all models", "1 of 1") all."""
+    """A sentence of a paper and its test. text: our reading, which defines a case; quantifier: how often it should hold
+    ("most ..." in more than half of the cases, "some ..." in one, all others, such as "all models", in all); where: the
+    place of the sentence ("section 4"); quote: the sentence, verbatim ("[…]" marks an omission); needs: the roles in
+    the sentence; count: function of tables {metric: frame} and roles {role: model} that returns the cases: True, False,
+    or None for an interval that includes zero; empty if nothing can be compared."""
 
     text: str
     quantifier: str
@@ -124,7 +124,7 @@ class Claim:
 
 # %% ../../nbs/lib/report/04_claims.ipynb #098e7b43
 def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any], Any]]) -> tuple[Claim, ...]:
-    """The claims of a group of `data/published/<paper>_claims.toml`, in its order. counts: key -> what counts it."""
+    """The claims of a group of `data/published/<paper>_claims.toml`, in file order. counts: key -> function `count`."""
     file = published_folder() / f"{paper}_claims.toml"
     entries = tomllib.loads(file.read_text(encoding="utf-8"))[group]
     if entries.keys() != counts.keys():
@@ -134,13 +134,13 @@ def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any]
 
 
 def assign_roles(candidates: Mapping[str, Sequence[str]], models: Collection[str]) -> dict[str, str]:
-    """The model of each role: the first of its candidates that is among `models`; a role may have none."""
+    """The model of each role: the first of its candidates in `models`. Roles without a candidate there are left out."""
     available = {role: [name for name in names if name in models] for role, names in candidates.items()}
     return {role: names[0] for role, names in available.items() if names}
 
 # %% ../../nbs/lib/report/04_claims.ipynb #feef5bc0
 def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str, str]) -> tuple[Any, str]:
-    "The cases of a claim, of pandas' type boolean, and why there are none."
+    "The cases of a claim as a pandas boolean array, and the reason if there are none."
     models, none = {name for table in tables.values() for name in table.index}, pd.array([], dtype="boolean")
     if lost := [role for role in claim.needs if roles.get(role) not in models]:
         return none, f"no model for {', '.join(lost)}"
@@ -152,19 +152,19 @@ def _cases(claim: Claim, tables: Mapping[str, pd.DataFrame], roles: Mapping[str,
 
 # %% ../../nbs/lib/report/04_claims.ipynb #ec930d95
 def verdict(quantifier: str, true: int, undecided: int, of: int) -> str:
-    """The verdict on a sentence from its counted cases: "holds", "does not hold", or "open" where too few cases are
-    true, but the undecided ones, whose intervals include zero, could make it. quantifier: see `Claim`."""
+    """The verdict on a sentence from its counted cases: "holds", "does not hold", or "open" if too few cases are
+    true, but would suffice with the undecided cases (intervals that include zero). quantifier: see `Claim`."""
     needed = {"most": of // 2 + 1, "some": 1}.get(quantifier.split()[0] if quantifier else "", of)
     return "holds" if true >= needed else "open" if true + undecided >= needed else "does not hold"
 
 # %% ../../nbs/lib/report/04_claims.ipynb #48335874
 def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
                  roles: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """The number of cases in which each claim holds in tables: quote, claim (what was counted), where, said, holds,
-    undecided, of, result.
+    """The number of cases in which each claim holds: quote, claim (what was counted), where, said (the quantifier),
+    holds, undecided, of (all cases), result.
 
-    tables: {metric: frame} as the claims expect them; roles: from `assign_roles`. result: that of `verdict`, or "not
-    testable here: ..." where a role, a table or a part of it is missing (holds and of are 0).
+    tables: {metric: frame} as the claims expect them; roles: from `assign_roles`. result: from `verdict`, or "not
+    testable here: ..." if a role, a table or a part of a table is missing (holds and of are 0).
     """
     rows = []
     for claim in claims:
@@ -177,7 +177,7 @@ def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
 # %% ../../nbs/lib/report/04_claims.ipynb #caa53ca2
 def metric_tables(summary: pd.DataFrame, by: str, *, value: str = "value", scale: float = 100
                   ) -> dict[str, pd.DataFrame]:
-    """{metric: models x the values of the column `by`} from a summary with a column `model`; shares in percent."""
+    """{metric: frame of models x values of the column `by`} from a summary with a column `model`; shares in percent."""
     wide = scale * summary.pivot(index=["metric", "model"], columns=by, values=value)
     return {metric: part.droplevel("metric").dropna(axis=1, how="all") for metric, part in wide.groupby("metric")}
 
@@ -186,7 +186,7 @@ def claims_beside(printed: pd.DataFrame, ours: pd.DataFrame, where: str) -> pd.D
     """Two frames of `check_claims` side by side, for a page: the paper says (verbatim), counted as, where, said, the
     paper's own table ("9 of 12", or why it is not testable), this run (the same, with "2 open"), result (of the run).
 
-    where: what the run was on, for the heading of its column.
+    where: the data of the run, for the heading of its column.
     """
     def counts(frame: pd.DataFrame) -> pd.Series:
         undecided = frame["undecided"].map(lambda n: f", {n} open" if n else "")

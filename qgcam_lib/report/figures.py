@@ -21,7 +21,7 @@ from .style import GUIDE, legend_below, line_look, point_look, shared_legend, ti
 
 # %% ../../nbs/lib/report/06_figures.ipynb #c652f64f
 def _in_words(rows: pd.DataFrame, columns: Sequence[str], names: Mapping[str, str], scale: float = 1) -> str:
-    "The highest and the lowest value and what they belong to; rows have `value`."
+    "The highest and the lowest `value` in words, each with the labels of its row."
     rows = rows[rows["value"].notna()].reset_index(drop=True)
     if not len(rows):
         return "No value is defined."
@@ -32,7 +32,7 @@ def _in_words(rows: pd.DataFrame, columns: Sequence[str], names: Mapping[str, st
 
 # %% ../../nbs/lib/report/06_figures.ipynb #7cd084fb
 def _points(ax: Axes, rows: pd.DataFrame, shift: float, scale: float, label: str, look: Mapping) -> None:
-    "Values and intervals of one marker, a row a line of the axis; hollow where there is no interval."
+    "Draw values and intervals with one marker, one row per line of the axis; hollow without an interval."
     place, value = np.arange(len(rows)) + shift, scale * rows["value"].to_numpy(float)
     spread = scale * np.clip([rows["value"] - rows["ci_low"], rows["ci_high"] - rows["value"]], 0, None)
     sure = spread.sum(0) > 0
@@ -44,14 +44,14 @@ def _points(ax: Axes, rows: pd.DataFrame, shift: float, scale: float, label: str
 
 # %% ../../nbs/lib/report/06_figures.ipynb #2bb918c5
 def _hollow(rows: pd.DataFrame) -> list[Line2D]:
-    "The legend's line for points without an interval, where there are any."
+    "The legend entry for points without an interval, if there are any."
     wide = rows["ci_high"] > rows["ci_low"]  # also false where there is none
     look = {"marker": "o", "linestyle": "none", "color": "black", "markerfacecolor": "none"}
     return [] if wide.all() else [Line2D([], [], label="hollow: no interval, or one of width 0", **look)]
 
 # %% ../../nbs/lib/report/06_figures.ipynb #97450474
 def _counted(rows: pd.DataFrame, y: str, unit: str) -> dict[str, str]:
-    "What to write behind each line: how many groups it rests on; '' where nobody asks."
+    "The suffix of each line's label, with its number of groups; empty without `unit`."
     if not unit:
         return {}
     ends = rows.groupby(y)["n_groups"].agg(["min", "max"]).astype(int)
@@ -61,7 +61,7 @@ def _counted(rows: pd.DataFrame, y: str, unit: str) -> dict[str, str]:
 # %% ../../nbs/lib/report/06_figures.ipynb #8a930d48
 def _draw_guides(ax: Axes, chance: float | Mapping[str, float] | None, heading: str, lines: Sequence[str], scale: float,
                  label: str) -> None:
-    "What a guess gets: a line through the axis, or a short one at each line of it that has its own."
+    "Draw the chance level: a line through the axis, or a short one at each line with a level of its own."
     own = chance if isinstance(chance, Mapping) else {heading: chance}
     look = {"color": GUIDE, "linewidth": 1.2, "linestyle": ":", "zorder": 0, "label": label}
     if own.get(heading) is not None:
@@ -73,7 +73,7 @@ def _draw_guides(ax: Axes, chance: float | Mapping[str, float] | None, heading: 
 
 # %% ../../nbs/lib/report/06_figures.ipynb #d358690e
 def _in_order(values: pd.Series, names: Mapping[str, str]) -> list[str]:
-    "The values once each: those that have a name in the order of the names, then the others as they come."
+    "The unique values: first the named ones in the order of `names`, then the others in their order of appearance."
     there = list(dict.fromkeys(values))
     return [*(name for name in names if name in there), *(name for name in there if name not in names)]
 
@@ -82,13 +82,13 @@ def interval_figure(summary: pd.DataFrame, *, y: str = "metric", series: str = "
                     names: Mapping[str, str] | None = None, scale: float = 1, xlabel: str = "mean, 95 % interval",
                     chance: float | Mapping[str, float] | None = None, guide: str = "chance",
                     limits: tuple[float, float] | None = (0, 1), counted: str = "", title: str = "") -> Figure:
-    """Values with their intervals as points, on axes from 0 to `scale`; a point without an interval is hollow.
+    """Values with their intervals as points, by default on axes from 0 to `scale`; hollow points have no interval.
 
     summary: value, ci_low, ci_high and the columns named in y (a line), series (a marker) and panels (an axis, '' for
-    one). names: labels of what stands in these columns, which also give the order. scale: 100 shows shares in percent.
-    chance: draws a vertical line there; a mapping: by panel, or by what stands in y. guide: what the legend calls it.
-    limits: of the values, before they are scaled; None: each axis its own, as its points need. counted: what n_groups
-    of the summary counts, such as "pictures", to write n behind each line; '' writes none.
+    a single axis). names: labels for the values of these columns, in display order. scale: 100 shows shares in percent.
+    chance: position of a vertical line; a mapping: by panel, or by value of y. guide: its label in the legend.
+    limits: range of the unscaled values; None: each axis fits its points. counted: the unit of n_groups in the summary,
+    such as "images", to write n after each line's label; '' writes none.
     """
     rows, names = summary[summary["value"].notna()], names or {}
     lines, kinds = _in_order(rows[y], names), _in_order(summary[series], names)
@@ -121,10 +121,10 @@ def interval_figure(summary: pd.DataFrame, *, y: str = "metric", series: str = "
 # %% ../../nbs/lib/report/06_figures.ipynb #410acda5
 def beside_figure(frame: pd.DataFrame, columns: Mapping[str, str], *, label: str = "label", xlabel: str = "",
                   names: Mapping[str, str] | None = None, scale: float = 1, title: str = "") -> Figure:
-    """Several values of one thing on a line, joined by a bar.
+    """A figure with several values per line, joined by a bar.
 
-    columns: a column of values -> its name in the legend; label: the columns that name a line, joined by a comma;
-    names: what to call their values; scale: 100 shows shares in percent.
+    columns: column of values -> its name in the legend; label: the columns that name a line, joined by a comma;
+    names: labels for the values of these columns; scale: 100 shows shares in percent.
     """
     keys, names = label.split(","), names or {}
     parts = frame[keys].map(lambda one: wrapped(names.get(one, one), 36, 1))
@@ -147,7 +147,7 @@ def beside_figure(frame: pd.DataFrame, columns: Mapping[str, str], *, label: str
 # %% ../../nbs/lib/report/06_figures.ipynb #b751c076
 def curves_figure(curves: Mapping[str, pd.DataFrame], *, x: str, y: str, xlabel: str, ylabel: str, title: str = "",
                   limits: tuple[float, float] = (0, 1)) -> Figure:
-    """A line a name over one axis from 0 to 1: precision over recall, hits over scores."""
+    """One curve per name, over an x-axis from 0 to 1, such as precision over recall."""
     figure, ax = plt.subplots(figsize=(5.6, 4.3 + 0.2 * len(curves)))
     for k, (name, curve) in enumerate(curves.items()):
         marker = point_look(k)["marker"] if len(curve) <= 25 else None
@@ -164,11 +164,11 @@ def curves_figure(curves: Mapping[str, pd.DataFrame], *, x: str, y: str, xlabel:
 def training_curves(log: pd.DataFrame, names: Mapping[str, str], title: str = "", *,
                     validation: Mapping[str, Mapping[str, float]] | None = None,
                     chance: Mapping[str, float] | None = None) -> Figure:
-    """Columns of a training's log over its steps, an axis a column: points are the rows, the line their running mean.
+    """Columns of a training log over the steps, one axis per column: points for rows, a line for the running mean.
 
-    log: a row every few steps, with `step`, of a `log.csv` in the zoo. names: column -> its label with the unit.
-    validation: column -> value, ci_low, ci_high on validation scenes at the end.
-    chance: column -> the value of a model that guesses.
+    log: a `log.csv` of the zoo, with `step` and one row every few steps. names: column -> its label with the unit.
+    validation: column -> value, ci_low, ci_high on validation scenes at the end of training.
+    chance: column -> the value at chance.
     """
     rows = -(-len(names) // 3)
     columns = -(-len(names) // rows)  # four are two and two
@@ -194,7 +194,7 @@ def training_curves(log: pd.DataFrame, names: Mapping[str, str], title: str = ""
 
 # %% ../../nbs/lib/report/06_figures.ipynb #9480903f
 def draw_histogram(ax: Axes, values: pd.Series, k: int, name: str) -> None:
-    "One outline, in percent of the values, and its median."
+    "Draw one histogram as an outline, in percent of the values, and mark its median."
     edges, look = np.linspace(0, 1, 26), line_look(k)
     share = np.histogram(np.clip(values, 0, 1), edges)[0] * 100 / max(len(values), 1)
     if k == 0:
@@ -209,9 +209,9 @@ def histogram_grid(columns: Mapping[str, Mapping[str, pd.DataFrame] | str], metr
                    names: Mapping[str, str] | None = None, sets: Sequence[str] = (), title: str = "") -> Figure:
     """Histograms of scores, one row per score and one column per heading; a column can hold several sets of records.
 
-    columns: by heading, {name of a set: records}, or a text that says why there are none. metrics: score columns in
-    0..1; names: their labels; sets: the names of the sets in the order of their looks, as they come by default.
-    Heights are percent of the examples of a set that have the score.
+    columns: heading -> {name of a set: records}, or the reason why there are none. metrics: score columns in
+    0..1; names: their labels; sets: the names of the sets in the order of their styles, by default as in `columns`.
+    Heights are percentages of the examples in a set that have the score.
     """
     drawn = [name for one in columns.values() if not isinstance(one, str) for name in one]
     order, medians = list(sets) or list(dict.fromkeys(drawn)), []
@@ -244,8 +244,8 @@ _WAYS = np.array([(1, 1), (-1, -1), (-1, 1), (1, -1), (1, 0), (-1, 0), (0, 1), (
 
 
 def label_points(ax: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str], size: float = 7) -> None:
-    """Write a text at each point of a curve so that none covers another text or point. Call it last, after limits and
-    layout are set, because positions are measured on the canvas."""
+    """Write a text at each point of a curve so that it covers no other text or point. Call this function last, after
+    limits and layout are set, because positions are measured on the canvas."""
     ax.figure.draw_without_rendering()
     points = ax.transData.transform(np.column_stack([x, y])) * 72 / ax.figure.dpi
     low, high = ax.bbox.extents.reshape(2, 2) * 72 / ax.figure.dpi
@@ -265,11 +265,11 @@ def label_points(ax: Axes, x: Sequence[float], y: Sequence[float], texts: Sequen
 # %% ../../nbs/lib/report/06_figures.ipynb #419db68a
 def choose_by_rule(strengths: Mapping[str, pd.Series], rules: Mapping[str, str], roles: Sequence[str], *,
                    together: pd.Series | None = None) -> pd.DataFrame:
-    """One row a role that somebody can fill: role, rule, chosen (the label of the candidate), strength.
+    """One row per role with a candidate left: role, rule, chosen (the label of the candidate), strength.
 
-    strengths: role -> a Series by candidate, the highest wins and the first of equals; NaN cannot win. rules: role ->
-    its sentence. roles: which, in the order in which they choose. together: candidate -> group; of a group only one is
-    taken; None: every candidate is a group of its own.
+    strengths: role -> Series by candidate; the largest value wins, the first one among ties; NaN cannot win. rules:
+    role -> sentence. roles: the roles, in the order in which they choose. together: candidate -> group; only one
+    candidate per group is chosen; None: every candidate is its own group.
     """
     rows, taken = [], set()
     for role in roles:

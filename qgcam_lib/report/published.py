@@ -24,7 +24,7 @@ def published_folder() -> Path:
 
 
 def list_published(folder: str | Path | None = None) -> list[str]:
-    """Names of the published tables, in alphabetical order; each is a name for `published`."""
+    """Names of the published tables, in alphabetical order, as `published` accepts them."""
     folder = Path(folder) if folder is not None else published_folder()
     return sorted(path.stem for path in folder.glob("*.csv"))
 
@@ -32,10 +32,10 @@ def list_published(folder: str | Path | None = None) -> list[str]:
 def published(name: str, folder: str | Path | None = None) -> pd.DataFrame:
     """One published table, in the paper's own units.
 
-    name: file name without suffix, one of `list_published()`; folder: where the files lie, `data/published` by default.
+    name: file name without suffix, one of `list_published()`; folder: folder of the files, `data/published` by default.
     Returns one row per line of the table. `attrs["name"]`, `attrs["source"]`, `attrs["tolerance"]` and
-    `attrs["printed_half_unit"]` hold what the TOML file beside it says.
-    Raises ValueError for an unknown name, and when the file does not hold the number of rows its source announces.
+    `attrs["printed_half_unit"]` hold the entries of the TOML file next to the table.
+    Raises ValueError for an unknown name, and when the file does not have the number of rows given in its TOML file.
     """
     folder = Path(folder) if folder is not None else published_folder()
     names = list_published(folder)
@@ -53,7 +53,7 @@ def published(name: str, folder: str | Path | None = None) -> pd.DataFrame:
 
 # %% ../../nbs/lib/report/01_published.ipynb #ff0afef2
 def cite(frame: pd.DataFrame) -> str:
-    """The source of a table read by `published` in one phrase, for captions."""
+    """The source of a table from `published` in one phrase, for captions."""
     source = frame.attrs["source"]
     family = [author.split()[-1] for author in source["authors"]]
     names = " and ".join(family) if len(family) <= 2 else f"{family[0]} et al."
@@ -64,7 +64,7 @@ def cite(frame: pd.DataFrame) -> str:
 
 # %% ../../nbs/lib/report/01_published.ipynb #b6af24d8
 def read_sources(paper: str) -> pd.DataFrame:
-    """The sources of the findings of a paper's audit, from `<paper>_sources.toml`: one row each, texts."""
+    """The sources behind the findings of a paper's audit, from `<paper>_sources.toml`: one row per source, texts."""
     text = (published_folder() / f"{paper}_sources.toml").read_text(encoding="utf-8")
     return pd.DataFrame(tomllib.loads(text)["source"])
 
@@ -73,9 +73,9 @@ def read_sources(paper: str) -> pd.DataFrame:
 class Column:
     """One column of a printed table, and the rows of a summary that belong to it.
 
-    name: in `data/published`; label: the heading; where: column of a summary -> value, such as {"metric": "AP"};
-    higher_is_better: which end is best; scale: from our unit to the printed one, 100 for percent; digits: decimals as
-    printed; is_count: printed as a count out of n, where our value is the share.
+    name: column in `data/published`; label: heading; where: column of a summary -> value, such as {"metric": "AP"};
+    higher_is_better: False for errors; scale: factor from our unit to the printed one, 100 for percent; digits: printed
+    decimals; is_count: True if the paper prints a count out of n, for which our value is the share.
     """
 
     name: str
@@ -87,14 +87,14 @@ class Column:
     is_count: bool = False
 
     def rows(self, summary: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a summary that belong in this column."""
+        """The rows of a summary that belong to this column."""
         return summary[np.logical_and.reduce([summary[key] == value for key, value in self.where.items()])]
 
 # %% ../../nbs/lib/report/01_published.ipynb #c46d4881
 @dataclass(frozen=True)
 class PaperTable:
-    """A printed table. name: of its file in `data/published`; rows: the columns that name a line; within: those of them
-    whose lines compete for best and second, none for the whole table."""
+    """A printed table. name: file in `data/published`; rows: the columns that name a line; within: the columns of
+    `rows` by which lines are grouped when best and second are marked, () for the whole table."""
 
     name: str
     columns: tuple[Column, ...]
@@ -111,7 +111,7 @@ class PaperTable:
         return pd.MultiIndex.from_frame(frame[[*self.rows]]) if several else pd.Index(frame[self.rows[0]])
 
     def by_name(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """A frame with the names of its lines as index; ValueError where two rows have one name."""
+        """A frame with the names of its lines as index; ValueError where two rows have the same name."""
         names = self.names(frame)
         if names.has_duplicates:
             raise ValueError(f"Expected one row for each of {', '.join(self.rows)} and column, but got several for "
@@ -123,9 +123,9 @@ class PaperTable:
 class Paper:
     """The description of a paper for the report.
 
-    key: short name; tables: by number, as the paper counts them; same: our model's name -> the paper's, where they are
-    the same network and the names differ; no_run: the paper's model -> why it cannot be run here; references: rows that
-    are no models and are never ranked; unit: what `limit` counts; miniworld: what stands in for the paper's data there.
+    key: short name; tables: by their numbers in the paper; same: our name of a model -> the paper's, for the same
+    network under different names; no_run: the paper's model -> why it cannot be run here; references: rows that are no
+    models and are never ranked; unit: the unit of `limit`; miniworld: what replaces the paper's data in the miniworld.
     """
 
     key: str
@@ -137,11 +137,11 @@ class Paper:
     references: tuple[str, ...] = ()
 
     def model(self, name: str) -> str:
-        """The paper's name of one of our models; the same name if there is no other."""
+        """The paper's name for one of our models; `name` itself if the paper has no other."""
         return self.same.get(name, name)
 
     def why_no_run(self, plan: pd.DataFrame) -> dict[str, str]:
-        """The paper's model -> why there is no run of it: as described, and from the `why` of a plan (model, why)."""
+        """The paper's model -> why it has no run: from `no_run`, and from the column `why` of a plan (model, why)."""
         lost = plan[plan["why"] != ""]
         return {**self.no_run, **{self.model(name): why for name, why in zip(lost["model"], lost["why"])}}
 
@@ -150,7 +150,7 @@ def printed_summary(table: PaperTable, printed: pd.DataFrame | None = None) -> p
     """A printed table in the form of a summary: the row names, the columns of `where`, value, ci_low, ci_high (NaN), n.
 
     printed: rows of `table.printed()`, all by default. Values are in our unit: percentages and counts become shares.
-    n is there where the paper gives it; a cell that the paper leaves empty is NaN.
+    The column n exists where the paper prints it; a cell that the paper leaves empty is NaN.
     """
     printed = table.printed() if printed is None else printed
     keep = [*table.rows, *({"n"} & set(printed))]

@@ -37,8 +37,8 @@ from ..page.picture import plain_texts
 # %% ../../nbs/lib/report/05_style.ipynb #bd3fc6c0
 PALETTE = ("#0d2b49", "#9b4328", "#29867d", "#b68c15", "#6507ab",  # navy, red, green, gold, violet
            "#d34ed3", "#2c16f4", "#592525")  # magenta, blue, brown
-BETTER, WORSE = PALETTE[0], PALETTE[3]  # the effect of a choice, dark and light in grey too
-GUIDE = "0.55"  # lines that help to read and must be seen: chance, joins; contrast 3.4 on white
+BETTER, WORSE = PALETTE[0], PALETTE[3]  # the effect of a choice; dark and light also in greyscale
+GUIDE = "0.55"  # guide lines that must stay visible (chance, joins); contrast 3.4 on white
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 MARKERS = "os^DvPX*"
 HEAT = "inferno"
@@ -48,7 +48,7 @@ _STYLE = tomllib.loads(files("qgcam_lib.report").joinpath("style.toml").read_tex
 
 
 def use_style() -> None:
-    """Set the compendium's figure style for matplotlib in this session."""
+    """Set the compendium's matplotlib style for this session."""
     mpl.rcParams.update(_STYLE | {"axes.prop_cycle": mpl.cycler(color=PALETTE)})
 
 
@@ -81,19 +81,19 @@ def ink_on(ground: Sequence[float]) -> str:
 
 # %% ../../nbs/lib/report/05_style.ipynb #cb410a06
 def described(figure: Figure, alt: str) -> Figure:
-    """The figure with `alt`, its alternative text, as the attribute `qgcam_alt`: what is drawn, of which data, and the
-    main reading in numbers. Pass the text on to readers who do not see the figure."""
+    """The figure with its alternative text `alt` as the attribute `qgcam_alt`: what is drawn, from which data, and the
+    main result in numbers. Pass the text on to readers who do not see the figure."""
     figure.qgcam_alt = visible(" ".join(alt.split()))
     return figure
 
 # %% ../../nbs/lib/report/05_style.ipynb #1176c7ba
 def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "", **place) -> Figure:
-    """The finished figure: its title in bold at the upper left, and `alt`, what is drawn, behind the title as its
-    alternative text.
+    """The figure with its title in bold at the upper left, and an alternative text: the title, then `alt`, what is
+    drawn.
 
-    A title that is too long for the figure is broken into lines, at most eight. From here on a `$` in any text of the
-    figure is a dollar sign, not the begin of a formula, because names of models and data sets are nobody's formula.
-    place: of matplotlib's suptitle, where the layout does not find one.
+    A title that is too long for the figure is broken into at most eight lines. All texts of the figure become plain: a
+    `$` is a dollar sign and does not start a formula, because a name of a model or a data set may contain one.
+    place: options of matplotlib's suptitle, if the layout does not place the title.
     """
     letters = figure.get_figwidth() * 72 / (0.68 * Text(size=size).get_fontsize())  # bold letters are this wide
     figure.suptitle(wrapped(title, max(int(letters), 12), 8), x=0.01, ha="left", weight="bold", fontsize=size,
@@ -103,7 +103,7 @@ def titled(figure: Figure, title: str, size: str = "large", *, alt: str = "", **
 
 # %% ../../nbs/lib/report/05_style.ipynb #028c839f
 def legend_below(figure: Figure, handles: list[Artist], labels: list[str], **options) -> None:
-    """One legend below the figure, in as many columns as its longest label allows; none without handles."""
+    """Draw one legend below the figure, with as many columns as the longest label allows; none without handles."""
     if not handles:
         return
     labels = [wrapped(label, 60, 2) for label in labels]
@@ -114,7 +114,7 @@ def legend_below(figure: Figure, handles: list[Artist], labels: list[str], **opt
 
 # %% ../../nbs/lib/report/05_style.ipynb #ec29ecdc
 def shared_legend(figure: Figure, axes: Any, more: Sequence[Artist] = ()) -> None:
-    """`legend_below` of what several axes label, each label once, and of `more`, which carry theirs."""
+    """`legend_below` for the labelled artists of several axes, each label once, and for the labelled artists `more`."""
     handles = {name: handle for ax in np.ravel(axes) for handle, name in zip(*ax.get_legend_handles_labels())}
     handles |= {str(one.get_label()): one for one in more}
     legend_below(figure, [*handles.values()], [*handles])
@@ -127,12 +127,12 @@ def bare(ax: Axes) -> None:
 
 
 def write_inside(ax: Axes, text: str, most: int, width: int = 22, size: str = "x-small") -> None:
-    """Write the reason in the middle of an empty axis, in at most this number of lines."""
+    """Write `text` in the middle of an empty axis, in at most `most` lines."""
     ax.text(0.5, 0.5, wrapped(text, width, most), fontsize=size, ha="center", va="center", transform=ax.transAxes)
 
 
 def wrapped(text: object, width: int = 27, most: int = 3) -> str:
-    """`text` broken into at most `most` lines of about `width` letters; what is left out shows as an ellipsis."""
+    """`text` broken into at most `most` lines of about `width` letters; an ellipsis marks omitted text."""
     lines = textwrap.wrap(visible(text), width)
     return "\n".join(lines if len(lines) <= most else [*lines[:most - 1], lines[most - 1][:width - 2].rstrip() + " …"])
 
@@ -143,21 +143,21 @@ def open_picture(image: str | Path | Image.Image) -> Image.Image:
 
 # %% ../../nbs/lib/report/05_style.ipynb #16767a9c
 def picture_or_field(image: str | Path | Image.Image, size: tuple[int, int] = (96, 128)) -> tuple[Image.Image, str]:
-    """The image and ""; if its file is missing, a grey field of `size` (height, width) and a text that says so."""
+    """The image and ""; if its file is missing, a grey image of `size` (height, width) and a note."""
     if isinstance(image, Image.Image) or Path(image).is_file():
         return open_picture(image), ""
     return Image.new("RGB", size[::-1], (225, 225, 225)), "(no such picture here)"
 
 # %% ../../nbs/lib/report/05_style.ipynb #6c193149
 def on_any_ground(width: float, edge: str = "black") -> list[AbstractPathEffect]:
-    """Path effects that put a mark on an edge of another colour, `width` points wide, so that any ground shows it."""
+    """Path effects that outline a mark in another colour, `width` points wide, so that it is visible on any ground."""
     return [withStroke(linewidth=width, foreground=edge)]
 
 
 def draw_boxes(ax: Axes, boxes: np.ndarray, *, edge: str = "black", **options) -> None:
-    """Draw xyxy boxes (half-open pixels of the image) as frames on an edge of another colour, visible on any picture.
+    """Draw xyxy boxes (half-open pixels of the image) as frames with an outline in another colour, for any image.
 
-    options: of matplotlib's Rectangle; the frames are white and two points wide unless they say otherwise.
+    options: options of matplotlib's Rectangle; by default the frames are white and two points wide.
     """
     for x0, y0, x1, y1 in np.asarray(boxes, dtype=float).reshape(-1, 4):
         look = {"fill": False, "edgecolor": "white", "linewidth": 2} | options

@@ -21,7 +21,7 @@ from .published import Column, PaperTable, printed_summary
 
 # %% ../../nbs/lib/report/02_tables.ipynb #b93ec250
 def rank_marks(values: pd.Series, higher_is_better: bool) -> pd.Series:
-    """'best', 'second' or '' for each value. Equal values share a mark, as in the paper: two best, then a second."""
+    """'best', 'second' or '' for each value. Equal values share a mark, as in the paper (two best, then a second)."""
     marks = pd.Series("", index=values.index)
     finite = values[np.isfinite(values)]
     if len(finite) < 2:
@@ -46,7 +46,7 @@ _LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {
 # %% ../../nbs/lib/report/02_tables.ipynb #6df885b5
 @dataclass(frozen=True, repr=False)
 class MarkedTable:
-    """A formatted table: `frame` has the cells as text, `marks` says 'best', 'second' or '' for each of them."""
+    """A formatted table: `frame` has the cells as text, `marks` has 'best', 'second' or '' for each cell."""
 
     frame: pd.DataFrame
     marks: pd.DataFrame
@@ -63,7 +63,7 @@ class MarkedTable:
         return self.frame.map(lambda s: re.sub(r"\n(.*)", r" [\1]", s)).reset_index()
 
     def plain(self) -> pd.DataFrame:
-        """`flat` turned round, a row a score and a column a model, for a terminal or a file."""
+        """`flat` transposed, one row per score and one column per model, for a terminal or a file."""
         turned = self.flat().set_index(self.frame.index.names).T
         return turned.rename_axis("score").reset_index().rename_axis(columns=None)
 
@@ -88,9 +88,9 @@ class MarkedTable:
 
 # %% ../../nbs/lib/report/02_tables.ipynb #8d7f6df7
 def number_text(column: Column, value: float, n: float = np.nan, digits: int | None = None) -> str:
-    """One number as its column prints it, in its unit: '0.12', '60.08', '317 / 14481'; '–' when undefined.
+    """A value formatted for its column, in the printed unit: '0.12', '60.08', '317 / 14481'; '–' when undefined.
 
-    n: the examples a count is out of; digits: other decimals than the printed ones.
+    n: number of examples, for counts; digits: number of decimals, if not that of the column.
     """
     if not np.isfinite(value):
         return "–"
@@ -100,7 +100,7 @@ def number_text(column: Column, value: float, n: float = np.nan, digits: int | N
 
 # %% ../../nbs/lib/report/02_tables.ipynb #1a4da2f7
 def interval_text(column: Column, low: float, high: float, n: float = np.nan, digits: int | None = None) -> str:
-    """An interval in the form of `number_text`, '0.11–0.13' or '-0.10 to 0.06'; empty when it is unknown."""
+    """An interval in the form of `number_text`, '0.11–0.13' or '-0.10 to 0.06'; '' when a bound is not finite."""
     if not (np.isfinite(low) and np.isfinite(high)):
         return ""
     if column.is_count:
@@ -110,14 +110,14 @@ def interval_text(column: Column, low: float, high: float, n: float = np.nan, di
 
 # %% ../../nbs/lib/report/02_tables.ipynb #bfa3c0ec
 def _cell_text(column: Column, row: Mapping[str, Any], intervals: bool) -> str:
-    "Value, and its interval on a second line."
+    "A value as text, with its interval on a second line."
     n, digits = row.get("n", np.nan), min(column.digits, 1) if intervals and column.scale == 100 else column.digits
     spread = interval_text(column, row["ci_low"], row["ci_high"], n, digits) if intervals else ""
     return number_text(column, row["value"], n, digits) + (f"\n{spread}" if spread else "")
 
 # %% ../../nbs/lib/report/02_tables.ipynb #bdb7720a
 def _lines(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None) -> pd.DataFrame:
-    "The lines to show: row names and `why`, each once."
+    "The lines to show, without duplicates: row names and `why`."
     frame = rows if rows is not None else summary.head(0)
     keep = [*table.rows, *({"why"} & set(frame))]
     return pd.concat([frame[keep], summary[[*table.rows]]]).drop_duplicates([*table.rows]).reindex(
@@ -126,7 +126,7 @@ def _lines(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | None) 
 # %% ../../nbs/lib/report/02_tables.ipynb #5577f1ac
 def _marks(scores: pd.DataFrame, lines: pd.DataFrame, table: PaperTable, column: Column,
            unranked: Collection[str]) -> list[str]:
-    "Best and second among the lines that compete."
+    "The mark of each line: best and second within each group of lines that compete."
     values = scores["value"].where(~lines[table.rows[-1]].isin(unranked).to_numpy()).astype(float)
     values = values.reset_index(drop=True)
     pools = values.groupby([lines[name] for name in table.within], sort=False) if table.within else [("", values)]
@@ -134,7 +134,7 @@ def _marks(scores: pd.DataFrame, lines: pd.DataFrame, table: PaperTable, column:
 
 # %% ../../nbs/lib/report/02_tables.ipynb #3f92b7f6
 def _counts(cells: Mapping[str, pd.DataFrame], lines: pd.DataFrame) -> dict[str, list[str]]:
-    "The text columns behind the scores: n, undefined, note, each only where there is something to say."
+    "The text columns after the scores: n, undefined, note; columns without content are left out."
     def most(name: str) -> np.ndarray:
         columns = [frame[name].to_numpy(float) for frame in cells.values() if name in frame]
         return np.fmax.reduce([np.full(len(lines), np.nan), *columns])
@@ -154,11 +154,11 @@ def score_table(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | N
                 unranked: Collection[str] = (), intervals: bool = True, caption: str = "") -> MarkedTable:
     """A summary in the layout of a printed table, ours or the paper's own (`printed_summary`).
 
-    rows: the lines to show and their order (the columns `table.rows`, and `why` for those that were not run); None, and
-    for lines that are not in it: as the summary has them. unranked: models that are shown and not ranked. intervals:
-    put the interval under the mean. Columns in which no line has a value or an undefined one are left out; n,
-    undefined and note stand behind the scores. Marks come from the unrounded means.
-    ValueError where the summary has none of the table's columns, or two rows for one cell.
+    rows: the lines to show, in order (the columns `table.rows`, and `why` for lines that were not run); None, and for
+    lines that are not in it: the order of the summary. unranked: models that are shown but not ranked. intervals:
+    put the interval under the mean. Columns without any value, defined or undefined, are left out; n, undefined and
+    note come after the scores. Marks are computed from the unrounded means.
+    ValueError if the summary has none of the table's columns, or two rows for one cell.
     """
     lines = _lines(summary, table, rows)
     index = table.names(lines)
@@ -189,7 +189,7 @@ _SHARES = ("difference", "ci_low", "ci_high", "value", "value_a", "value_b", "ra
 
 
 def in_points(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """A frame with shares times 100, for a page. columns: which; none: the usual ones of differences and accuracies
-    that are there and are numbers."""
+    """A frame with shares multiplied by 100, for a page. columns: names of the columns to scale; none: the frame's
+    numeric columns among the usual names for accuracies and differences."""
     usual = [name for name in _SHARES if name in frame and pd.api.types.is_numeric_dtype(frame[name])]
     return frame.assign(**{name: 100 * frame[name] for name in columns or usual})

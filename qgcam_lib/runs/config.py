@@ -24,7 +24,7 @@ _HANDED_ON = ("weights", "device", "limit", "vocab")
 
 
 def _engine(splits: Collection[str], notebooks: Collection[str]) -> dict[str, Parameter]:
-    """The engine's own parameters. splits: of Table 1; notebooks: their names."""
+    """The engine's own parameters. splits: splits of Table 1; notebooks: names of the notebooks."""
     return {one.name: one for one in (
         Parameter("data", "str", "", "folder that holds a folder for each data set; empty: the miniworld"),
         Parameter("models", "list[ExplainerSource]", None, "lines of Table 1", _SOURCE),
@@ -43,8 +43,8 @@ def _engine(splits: Collection[str], notebooks: Collection[str]) -> dict[str, Pa
 @dataclass(frozen=True)
 class EngineConfig:
     """The checked configuration of the engine. data: absolute path, or "" for the miniworld; models, splits: None for
-    all; only: a notebook's name or ""; given: parameters for every notebook that has them; threads: of a run; shards:
-    of every run that asks a model about pictures."""
+    all; only: a notebook's name or ""; given: parameters for every notebook that has them; threads: number per run;
+    shards: number per run that queries a model about images."""
 
     data: str = ""
     models: list[str] | None = None
@@ -57,7 +57,7 @@ class EngineConfig:
 # %% ../../nbs/lib/runs/11_config.ipynb #d0e70009
 def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Parameter]], splits: Collection[str],
              gathers: Mapping[str, str], why_not: Callable[[str, str], str]) -> EngineConfig:
-    """As `check_config`; its errors do not name --config."""
+    """The result of `check_config`; errors without the prefix --config."""
     values = resolve_parameters(_engine(splits, notebooks), {
         name: "" if value is None else value for name, value in config.items()})
     data, only = values["data"], values["only"]
@@ -84,11 +84,11 @@ def check_config(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str,
                  why_not: Callable[[str, str], str] = lambda model, weights: "") -> EngineConfig:
     """The configuration of the engine, with every name and value checked.
 
-    config: as Snakemake gives it. notebooks: the parameters of each notebook (`read_parameters`). splits: of Table 1.
-    gathers: notebook -> the one whose runs it gathers. why_not: (model, weights) -> why it cannot run here, or ''.
-    Raises ParameterError for an unknown name (with the nearest), a value of the wrong type or out of range, a model
-    that there is not or that cannot run, a folder or file that is not there, an empty list, and a parameter that no
-    notebook has or that does not fit one of those that have it.
+    config: Snakemake's `config`. notebooks: the parameters of each notebook (`read_parameters`). splits: splits of
+    Table 1. gathers: notebook -> the notebook whose runs it gathers. why_not: (model, weights) -> reason why the model
+    cannot run here, or ''. Raises ParameterError for an unknown name (with the nearest known one), a value of the wrong
+    type or out of range, a model that does not exist or cannot run, a missing folder or file, an empty list, and a
+    parameter that no notebook has or that is invalid for one of them.
     """
     try:
         return _checked(config, notebooks, splits, gathers or {}, why_not)
@@ -96,14 +96,14 @@ def check_config(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str,
         raise ParameterError(f"--config: {error}") from None
 
 # %% ../../nbs/lib/runs/11_config.ipynb #e1900006
-_HELD = contextlib.ExitStack()  # free when the process ends
+_HELD = contextlib.ExitStack()  # released when the process ends
 
 
 def hold_engine(place: str | Path = ".snakemake") -> None:
-    """Be the only engine of a folder until this process ends, and free what a killed one left locked.
+    """Lock a folder for this engine until the process ends, and remove the locks of a killed engine.
 
-    place: the folder in which Snakemake keeps its notes. RunError where another engine is alive, DiskError where
-    nothing can be written.
+    place: the folder of Snakemake's state files. RunError if another engine is running, DiskError if nothing can be
+    written.
     """
     _HELD.enter_context(hold_lock(Path(place) / "engine.lock", "another engine is computing in this folder"))
     for stale in (Path(place) / "locks").glob("*.lock"):
@@ -118,13 +118,13 @@ def computes(arguments: Sequence[str]) -> bool:
     """Whether `snakemake` with these arguments computes anything."""
     from snakemake.cli import parse_args
 
-    with contextlib.redirect_stderr(io.StringIO()):  # it has said which profile it uses
+    with contextlib.redirect_stderr(io.StringIO()):  # Snakemake has already printed its profile
         options = parse_args(list(arguments))[1]
     return not any(getattr(options, name, None) for name in _LOOKS)
 
 # %% ../../nbs/lib/runs/11_config.ipynb #e190000d
 def engine_path(folder: str | Path) -> str:
-    """A folder as the engine writes it: relative to here, or absolute where that would begin like an option.
+    """The path of a folder for the engine: relative to the working folder, or absolute if that would begin with "-".
 
     ParameterError for a path with braces or control characters.
     """

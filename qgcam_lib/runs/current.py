@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/lib/runs/04_current.ipynb #2df591f4
 def _checked_name(name: str) -> str:
-    """`name` if it can be a file's name everywhere; ValueError when not."""
+    """`name` if it is a valid file name on every system; otherwise ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ValueError(f"argument `name`: expected letters, digits, - and _, given {name!r}. It becomes a file's "
                          "name; the words for the reader go into `caption`.")
@@ -58,8 +58,8 @@ def _checked_name(name: str) -> str:
 # %% ../../nbs/lib/runs/04_current.ipynb #be059463
 @dataclass(frozen=True)
 class Run:
-    """One run of a notebook: its folder, its id, its seed. `open_run` makes it; see there. where: the data that it is
-    on, for its captions; see `on`."""
+    """One run of a notebook: folder, id and seed, created by `open_run`. where: the name of its data, for captions; see
+    `on`."""
 
     folder: Path
     id: str
@@ -71,17 +71,17 @@ class Run:
         return replace(self, where=where)
 
     def caption(self, text: str) -> str:
-        """A caption with the name of the data, where it does not have it."""
+        """A caption with the name of the data added if it is missing."""
         return f"{text.rstrip(' .')} ({self.where})" if text and self.where and self.where not in text else text
 
     def store(self, name: str = "records") -> "RecordStore":
-        """The record store records/<name>: rows kept by example id, from which a killed run goes on."""
+        """The record store records/<name>: rows by example id, from which a killed run resumes."""
         from qgcam_lib.storage.rows import RecordStore
 
         return RecordStore(self.folder / "records" / _checked_name(name))
 
     def record(self, **results: Any) -> None:
-        """Enter results (numbers, texts, lists, dicts, frames) under "results" in run.json; NaN is kept as null."""
+        """Add results (numbers, texts, lists, dicts, frames) to "results" in run.json; NaN is stored as null."""
         update_run(self.folder, results=read_run(self.folder).get("results", {}) | to_json(results))
 
 # %% ../../nbs/lib/runs/04_current.ipynb #24816b69
@@ -97,7 +97,7 @@ def save_table(self: Run, frame: "pd.DataFrame", name: str, caption: str = "") -
         raise TypeError(f"argument `frame`: expected a pandas DataFrame, given {type(frame).__name__}.")
     plain = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
     plain = plain.copy(deep=False)
-    plain.attrs = {}  # Parquet cannot hold every one
+    plain.attrs = {}  # Parquet cannot store every attribute
     stem = self.folder / "tables" / _checked_name(name)
     with whole_file(stem.with_suffix(".csv")) as csv, whole_file(stem.with_suffix(".parquet")) as parquet:
         plain.to_csv(csv, index=False)
@@ -118,9 +118,9 @@ def save_text(self: Run, text: str, name: str, caption: str = "") -> Path:
 # %% ../../nbs/lib/runs/04_current.ipynb #e5935485
 @patch
 def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, caption: str = "") -> Path:
-    """Save a matplotlib figure as figures/<name>.png and .svg. Returns the first one's path.
+    """Save a matplotlib figure as figures/<name>.png and .svg; returns the path of the PNG.
 
-    Its texts become plain (`page.picture.laid_out`).
+    The texts of the figure become plain (`page.picture.laid_out`).
     """
     import matplotlib
 
@@ -141,8 +141,8 @@ def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, captio
 def colophon(self: Run) -> Colophon:
     """The code, packages and machine of this run, to show at the notebook's end; also updates "machine" in run.json.
 
-    An interactive run ends here: its records are entered among the outputs, it is marked with the time under
-    "finished", and its folder is free for another kernel.
+    An interactive run ends here: its records are added to the outputs, the time is stored under "finished", and its
+    folder is unlocked for other kernels.
     """
     if read_run(self.folder).get("status") == "interactive":
         for file in sorted((self.folder / "records").rglob("*.parquet")):
@@ -152,15 +152,15 @@ def colophon(self: Run) -> Colophon:
     return Colophon(update_run(self.folder, machine=machine()))
 
 # %% ../../nbs/lib/runs/04_current.ipynb #58494ef0
-LOCK_WAIT = 5.0  # seconds; an orphaned kernel needs one to notice
+LOCK_WAIT = 5.0  # seconds; an orphaned kernel needs one second to notice
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path, busy: str, wait: float = 0.0) -> Iterator[int]:
-    """Hold a lock file, made where it is missing; yields its file descriptor, for children to inherit.
+    """Hold a lock file, created if missing; yields its file descriptor, which children inherit.
 
-    A lock left by a killed process is taken over. Raises RunError, which begins with `busy`, when another process
-    holds it for `wait` seconds, DiskError where nothing can be written.
+    A lock left by a killed process is taken over. Raises RunError, with a message that begins with `busy`, if another
+    process holds the lock for `wait` seconds, and DiskError if nothing can be written.
     """
     import fcntl
 
@@ -182,7 +182,7 @@ def hold_lock(path: Path, busy: str, wait: float = 0.0) -> Iterator[int]:
             time.sleep(0.1)
         os.close(lock)
     try:
-        with contextlib.suppress(OSError):  # on a full disk nobody reads who holds it
+        with contextlib.suppress(OSError):  # on a full disk the lock does not name its owner
             os.ftruncate(lock, 0)
             os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield lock
@@ -193,13 +193,13 @@ def hold_lock(path: Path, busy: str, wait: float = 0.0) -> Iterator[int]:
 
 # %% ../../nbs/lib/runs/04_current.ipynb #4d953ec9
 def lock_run(folder: Path, wait: float | None = None) -> contextlib.AbstractContextManager[int]:
-    """Hold the run in `folder`, see `hold_lock`. wait: None is LOCK_WAIT."""
+    """Lock the run in `folder`, see `hold_lock`. wait: seconds, None for LOCK_WAIT."""
     busy = f"run {folder.name} is being computed by another process"
     return hold_lock(lock_path(folder), busy, LOCK_WAIT if wait is None else wait)
 
 # %% ../../nbs/lib/runs/04_current.ipynb #d0032001
 def _notebook_file(name: str | Path) -> Path:
-    """The notebook that `name` means: a path, or NAME.ipynb here or among the paper notebooks."""
+    """The notebook file for `name`: a path, or NAME.ipynb in the working folder or in nbs/papers."""
     places = [Path(name), Path(f"{name}.ipynb"), ROOT / "nbs" / "papers" / f"{name}.ipynb"]
     for path in places:
         if path.suffix == ".ipynb" and path.is_file():
@@ -210,7 +210,7 @@ def _notebook_file(name: str | Path) -> Path:
 
 # %% ../../nbs/lib/runs/04_current.ipynb #d0032002
 def _injected(namespace: Mapping[str, Any], parameters: Mapping[str, Any], source: str) -> list[str]:
-    """The names that papermill assigned behind the parameters: plain values that the notebook's source never names."""
+    """The names that papermill assigned after the parameters: plain values that the source never mentions."""
     names, mentioned = [name for name in namespace if not name.startswith("_")], set(re.findall(r"\w+", source))
     last = max((names.index(name) for name in parameters if name in names), default=len(names))
     plain = str | int | float | list | dict | None
@@ -218,9 +218,9 @@ def _injected(namespace: Mapping[str, Any], parameters: Mapping[str, Any], sourc
 
 # %% ../../nbs/lib/runs/04_current.ipynb #d0031001
 def _interactive_record(path: Path, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a run that no runner started, as it begins; its id stands for all that it was made from.
+    """The initial record of a run outside the runner; the id is a hash of everything that determines its results.
 
-    Generated data sets are drawn where they are missing.
+    Missing generated data sets are rendered.
     """
     options, parameters = load_settings(), read_parameters(path)
     source = "\n".join(cell.source for cell in read_notebook(path).cells if cell.cell_type == "code")
@@ -243,7 +243,7 @@ atexit.register(_HELD.close)
 
 
 def _open_interactive(path: Path, namespace: Mapping[str, Any], outputs: Path) -> Run:
-    """The folder of a run that no runner started, locked, with its record."""
+    """Lock the folder of a run outside the runner, write its record, and return the run."""
     record = _interactive_record(path, namespace)
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", path.stem)
     folder = outputs / "interactive" / name / record["run_id"]
@@ -255,7 +255,7 @@ def _open_interactive(path: Path, namespace: Mapping[str, Any], outputs: Path) -
 
 # %% ../../nbs/lib/runs/04_current.ipynb #a7eb299c
 def seed_everything(seed: int) -> None:
-    """Seed Python's and NumPy's global generators, and torch's when torch is already imported."""
+    """Seed Python's and NumPy's global generators, and torch's if torch is already imported."""
     import numpy as np
 
     random.seed(seed)
@@ -265,7 +265,7 @@ def seed_everything(seed: int) -> None:
 
 # %% ../../nbs/lib/runs/04_current.ipynb #c3c19fbf
 def _record_models(folder: Path) -> None:
-    """Keep "models" in the record of the run in `folder` up to date: those of earlier attempts and `models_used`."""
+    """Keep "models" in the record of the run in `folder` up to date: models of earlier attempts and `models_used`."""
     before = read_run(folder).get("models", [])
 
     def enter(models: list[dict[str, Any]]) -> None:
@@ -277,16 +277,15 @@ def _record_models(folder: Path) -> None:
 
 # %% ../../nbs/lib/runs/04_current.ipynb #62396a57
 def open_run(name: str | Path, namespace: Mapping[str, Any], outputs: str | Path | None = None) -> Run:
-    """The run that this notebook is part of; call it in the first cell below the parameters.
+    """The run of this notebook; call this function in the first cell below the parameters.
 
-    name: of this notebook (NAME.ipynb in the kernel's folder or in nbs/papers), or its path; namespace: `globals()`.
-    Under the runner: its folder, id and seed. Otherwise (papermill, jupyter execute, JupyterLab): a run of this
-    notebook with the parameters as they are in `namespace`, in outputs/interactive/<notebook>/<id>; the same again
-    continues with what is there. Seeds the generators of Python, NumPy and a loaded torch.
-    From here on "models" in run.json says with what device, precision and batch each model computed. outputs: another
-    folder of results. Raises, outside the runner, ParameterError for a parameter that the parameters
-    cell does not have or a value that does not fit it, and RunError where there is no such notebook, or where another
-    process has the same run open.
+    name: this notebook's name (NAME.ipynb in the kernel's folder or in nbs/papers) or path; namespace: `globals()`.
+    Under the runner: the runner's folder, id and seed. Otherwise (papermill, jupyter execute, JupyterLab): a run with
+    the parameter values in `namespace`, in outputs/interactive/<notebook>/<id>; the same values again resume that
+    run. Seeds the generators of Python, NumPy and, if loaded, torch. After the call, "models" in run.json lists each
+    model's device, precision and batch. outputs: folder of results, None for the one from the settings. Raises, outside
+    the runner, ParameterError for an unknown parameter or an invalid value, and RunError if the notebook does not exist
+    or if another process has the same run open.
     """
     if "QGCAM_RUN_DIR" in os.environ:
         seed = int(os.environ.get("QGCAM_RUN_SEED", "0"))

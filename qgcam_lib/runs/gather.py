@@ -30,9 +30,9 @@ _STYLE = files("qgcam_lib.runs").joinpath("gather.css").read_text(encoding="utf-
 
 
 def html_page(title: str, body: str, source: str = "") -> str:
-    """A whole HTML page around `body`, which is HTML. title, source (the line at the foot): plain text.
+    """A complete HTML page around `body`, which is HTML. title, source (the line at the foot): plain text.
 
-    What cannot be seen is spelled out (`errors.visible`), wherever it stands.
+    Invisible characters are spelled out everywhere (`errors.visible`).
     """
     return visible('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -41,12 +41,12 @@ def html_page(title: str, body: str, source: str = "") -> str:
 
 
 def address_of(path: str) -> str:
-    """A relative path as an address in HTML: never a scheme such as `javascript:`, no query, nothing to escape."""
+    """A relative path as an HTML address, without a scheme such as `javascript:`, a query, or characters to escape."""
     return quote(path, safe="/", errors="surrogatepass")
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #8cd6ae0f
 def link(label: str, address: str) -> str:
-    """A link to a file as HTML; the label is plain text, the address a path relative to the page, of any letters."""
+    """A link to a file as HTML; the label is plain text, the address a path relative to the page, in any characters."""
     return f'<a href="{address_of(address)}">{escape(label)}</a>'
 
 
@@ -56,10 +56,10 @@ def wide(table: Any) -> str:
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #tablepage2
 def table_page(frame: "pd.DataFrame", caption: str, source: str, *, limit: int = 500, shown: str = "") -> str:
-    """An HTML page with the first `limit` rows of a pandas frame, its caption, and a line on where it is from.
+    """An HTML page with the first `limit` rows of a pandas frame, its caption, and a source line.
 
-    shown: the table as the notebook showed it (`shown_tables`), instead of the frame. Numbers have three digits, a
-    missing value is a dash, and texts are shown as they are, never as HTML.
+    shown: HTML of the table from the notebook (`shown_tables`), used instead of the frame. Numbers have three digits, a
+    missing value is a dash, and texts are escaped, never shown as HTML.
     """
     from qgcam_lib.page.table import show
 
@@ -72,7 +72,7 @@ _FORMULA = re.compile(r"(`+[^`]*`+)|\$\$(.+?)\$\$|(?<![\\\w$])\$(?!\s)([^$\n]+?)
 
 
 def _mathml(text: str) -> str:
-    "Markdown with its formulas as MathML; code stays."
+    "Markdown with its formulas as MathML; code is unchanged."
     from latex2mathml.converter import convert
 
     def one(match: re.Match) -> str:
@@ -83,16 +83,16 @@ def _mathml(text: str) -> str:
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #79ecb42c
 def notebook_page(path: str | Path, source: str = "") -> str:
-    """An executed notebook as an HTML page: text, code, and every output as the notebook stores it."""
+    """An executed notebook as an HTML page: text, code, and every output as stored in the notebook."""
     import nbformat
     from nbconvert import HTMLExporter
 
     notebook = nbformat.read(path, as_version=4)
-    notebook.metadata.pop("widgets", None)  # of progress bars; would be a script element
+    notebook.metadata.pop("widgets", None)  # widgets of progress bars would become a script element
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _mathml(cell.source)
-        for output in cell.get("outputs", []):  # the text of a picture, where nbconvert looks for it
+        for output in cell.get("outputs", []):  # put the alt text of an image where nbconvert expects it
             for kind, about in output.get("metadata", {}).items():
                 if kind.startswith("image/") and "alt" in about:
                     output.metadata[kind]["alt"] = " ".join(about["alt"].split())
@@ -104,7 +104,7 @@ def notebook_page(path: str | Path, source: str = "") -> str:
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #45b6d21b
 def shown_tables(path: str | Path) -> dict[str, str]:
-    """The tables that an executed notebook shows, as HTML by their captions (as plain text)."""
+    """The tables shown in an executed notebook: caption (plain text) -> HTML."""
     from html import unescape
 
     import nbformat
@@ -126,7 +126,7 @@ def run_line(record: dict) -> str:
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #7233c921
 def _fields(pairs: Any, caption: str) -> str:
-    "Pairs (what, value) as a table under a heading; nothing where there are none."
+    "Pairs (what, value) as an HTML table under a heading; '' without pairs."
     import pandas as pd
 
     from qgcam_lib.page.table import show
@@ -136,7 +136,7 @@ def _fields(pairs: Any, caption: str) -> str:
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #730b8ab2
 def result_box(record: dict) -> str:
-    """The result box of a run as HTML; empty where its notebook has none."""
+    """The result box of a run as HTML; '' if its notebook has none."""
     box = record["results"].get("result_box")
     if not isinstance(box, dict) or not box.get("question"):
         return ""
@@ -147,7 +147,7 @@ def result_box(record: dict) -> str:
 
 # %% ../../nbs/lib/runs/06_gather.ipynb #400eb1a0
 def _files(record: dict) -> str:
-    "Figures, each with its caption, and links to the tables."
+    "Links to the tables, and the figures with their captions, as HTML."
     outputs = {item["path"]: item["caption"] for item in record["outputs"]}
     figures = "".join(f'<figure><img src="{address_of(path)}" alt="{escape(text)}"><figcaption>{escape(text)}'
                       "</figcaption></figure>" for path, text in outputs.items() if path.endswith(".png"))
@@ -159,7 +159,7 @@ def _files(record: dict) -> str:
 def run_page(record: dict) -> str:
     """The HTML page of a run: result box, tables, figures, single results, parameters, models, data, colophon.
 
-    Its links are relative to a folder as `gather_run` makes it.
+    Links are relative to a folder written by `gather_run`.
     """
     results, parameters = record["results"], record["parameters"]
     single = [(name, json.dumps(value)) for name, value in results.items() if not isinstance(value, list | dict)]
@@ -181,7 +181,7 @@ def write_pages(folder: str | Path) -> dict[str, str]:
     """Write the pages of the run in `folder`: run.html, notebook.html, and one per table; returns their captions by
     path.
 
-    Raises RunError for a run that is not finished, or whose tables or notebook are not as recorded.
+    Raises RunError if the run is not finished, or if its tables or its notebook do not match the record.
     """
     import pandas as pd
 
@@ -208,8 +208,8 @@ def gather_run(folder: str | Path, target: str | Path) -> dict[str, str]:
     """Copy a finished run's figures, tables and pages to `target`; returns the captions by path within it.
 
     target gets figures/ (PNG and SVG), tables/ (for each table an HTML page and the CSV), run.html, notebook.html and
-    run.json; figures/ and tables/ there are replaced. One process at a time does this. Raises RunError for a run that
-    is not finished, or one of whose files is not as recorded.
+    run.json; its figures/ and tables/ are replaced. The run is locked meanwhile. Raises RunError if the run is not
+    finished, or if one of its files does not match the record.
     """
     folder, target = Path(folder), Path(target)
     record = finished_run(folder, ("figure", "table"))

@@ -20,7 +20,7 @@ from ..storage.fingerprints import Generated, Input, NamedInput, RunContext
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #5de60047
 class RunId(NamedInput):
-    """The id of a run. An empty list of them reads the record of every finished run."""
+    """The id of a run. An empty list reads the records of all finished runs that have no parameter `runs`."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -38,7 +38,7 @@ class RunId(NamedInput):
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #fc10c94e
 def _texts(value: Any) -> Iterator[str]:
-    """The texts in a parameter's value, also those in a list or a dict."""
+    """The texts in a parameter's value, including those in lists and dicts."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -50,9 +50,9 @@ def find_inputs(parameters: Mapping[str, Parameter], values: Mapping[str, Any], 
                 options: Settings | None = None, here: bool = True) -> list[Input]:
     """The inputs of a run with these parameters; nothing is generated or fetched.
 
-    parameters: the parameters of the notebook (`read_parameters`); values: all of the run's, resolved; cwd: the folder
-    that it runs in; options: the settings, None loads them; here: see `RunContext`. Raises ParameterError that names
-    the parameter whose data set or file is not there.
+    parameters: the parameters of the notebook (`read_parameters`); values: all resolved values of the run; cwd: the
+    run's working folder; options: the settings, None loads them; here: see `RunContext`. Raises ParameterError with
+    the name of the parameter whose data set or file is missing.
     """
     reading, inputs = RunContext(values, Path(cwd), options or load_settings(), here), []
     for name, parameter in parameters.items():
@@ -65,9 +65,9 @@ def find_inputs(parameters: Mapping[str, Parameter], values: Mapping[str, Any], 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #3b8a7ed2
 def input_entries(inputs: Iterable[Input], cache: Path | None = None, progress: bool = True
                   ) -> dict[str, list[dict[str, str]]]:
-    """The inputs as the record lists them: {"data": [...], "weights": [...]}, each entry {kind, path, sha256}.
+    """The inputs as stored in the record: {"data": [...], "weights": [...]}, each entry {kind, path, sha256}.
 
-    cache: folder of the table of known checksums; None knows none. progress: show bars.
+    cache: folder of the table of known checksums; None: no cache. progress: show bars.
     """
     inputs, cache = [*inputs], cache and cache / "fingerprints.sqlite"
     return {group: [one.entry(cache, progress) for one in inputs if one.group == group and one.fetch is None]
@@ -75,14 +75,14 @@ def input_entries(inputs: Iterable[Input], cache: Path | None = None, progress: 
 
 
 def reached_code(source: str, inputs: Iterable[Input] = ()) -> str:
-    """SHA-256 of the library's code that the source of a notebook reaches, and that runs because of its inputs."""
+    """SHA-256 of the library code that a notebook's source reaches, and of the code that its inputs run."""
     return code_fingerprint(*sorted({module for one in inputs for module in one.code}), source=source)
 
 # %% ../../nbs/lib/runs/02_inputs.ipynb #7d8dcc09
 def fetch_weights(inputs: Iterable[Input]) -> list[str]:
     """Fetch the published checkpoints that are not on this machine; returns the names of the models.
 
-    Raises ParameterError with the loader's words, which say where a file has to be.
+    Raises ParameterError with the loader's message, which names the expected place of the file.
     """
     lacking = [one for one in inputs if one.fetch is not None]
     for one in lacking:
@@ -94,5 +94,5 @@ def fetch_weights(inputs: Iterable[Input]) -> list[str]:
 
 
 def recipes(inputs: Iterable[Input]) -> list[Generated]:
-    """The generated data sets among some inputs, each once."""
+    """The generated data sets among the inputs, without duplicates."""
     return [*{one.content.key: one.content for one in inputs if isinstance(one.content, Generated)}.values()]

@@ -35,7 +35,7 @@ _PLAIN = (ast.Expression, ast.Name, ast.Load, ast.Constant, ast.Subscript, ast.T
 
 
 def _annotated(annotation: str, origins: Mapping[str, str]) -> Any:
-    """The type that an annotation means; origins: "module.name" of the names in it that are from this library."""
+    """The type for an annotation; origins: name in the annotation -> "module.name" in this library."""
     tree = ast.parse(annotation, mode="eval")
     if not all(isinstance(node, _PLAIN) for node in ast.walk(tree)):
         raise TypeError(f"{annotation} is not a type that a parameter can have")
@@ -48,7 +48,7 @@ def _annotated(annotation: str, origins: Mapping[str, str]) -> Any:
 def to_plain(value: Any) -> Any:
     """`value` in the types of JSON: NumPy scalars and arrays, tuples and paths become numbers, lists and texts.
 
-    Anything else is returned as it is; `coerce` refuses it later if it does not fit.
+    Other values are returned unchanged; `coerce` refuses invalid values later.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -65,13 +65,13 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 
 def _items(text: str) -> Any:
-    """The items that a text spells, as JSON or with commas."""
+    """The items in a text, as JSON or separated by commas."""
     text = text.strip()
     return parse_json(text) if text.startswith("[") else [item.strip() for item in text.split(",")] if text else []
 
 
 def _reads(convert: Callable[[str], Any]) -> BeforeValidator:
-    """The step before pydantic's: a text is converted where texts may be read (pydantic's context says so)."""
+    """A validator that runs before pydantic's and converts texts if pydantic's context is true."""
     return BeforeValidator(lambda value, info: convert(value) if info.context and isinstance(value, str) else value)
 
 
@@ -82,7 +82,7 @@ _SIMPLE = {Any: Any, object: Any, str: Annotated[str, Strict()], int: Annotated[
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #0b4992de
 def _choice(options: tuple, value: Any, info: Any) -> Any:
-    """The one of `options` that equals `value` in value and type, or, where texts may be read, that is spelled so."""
+    """The option that equals `value` in value and type or, if the context is true, whose text equals `value`."""
     for option in options:
         if (type(value) is type(option) and value == option) or (info.context and value == str(option)):
             return option
@@ -96,7 +96,7 @@ def _sequence(value: Any) -> Any:
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #9480c374
 def _type(kind: Any) -> Any:
-    """The type for pydantic that a type of an annotation means; TypeError where no parameter can have it."""
+    """The pydantic type for a type in an annotation; TypeError for a type that no parameter can have."""
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is Annotated:
         return Annotated[_type(inner[0]), *inner[1:]]
@@ -120,7 +120,7 @@ def _type(kind: Any) -> Any:
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d0011002
 def _origins(sources: Iterable[str]) -> dict[str, str]:
-    """What some cells import by name from this library: name -> "module.name". Cells that are not Python are passed."""
+    """The names that cells import from this library: name -> "module.name". Cells that are not Python are skipped."""
     origins = {}
     for source in sources:
         with contextlib.suppress(SyntaxError):
@@ -133,9 +133,9 @@ def _origins(sources: Iterable[str]) -> dict[str, str]:
 # %% ../../nbs/lib/runs/01_parameters.ipynb #73a83c4a
 @dataclass(frozen=True)
 class Parameter:
-    """One line of a parameters cell: name, annotation as written ("" when there is none), default, and its comment.
+    """One line of a parameters cell: name, annotation as written (or ""), default, and its comment.
 
-    origins: where the names in the annotation come from that the notebook imports from this library.
+    origins: name that the notebook imports from this library -> "module.name".
     """
 
     name: str
@@ -146,17 +146,17 @@ class Parameter:
 
     @property
     def type(self) -> str:
-        """The annotation, or the type of the default when the line has none ("Any" for None)."""
+        """The annotation or, if there is none, the type of the default ("Any" for None)."""
         return self.annotation or ("Any" if self.default is None else type(self.default).__name__)
 
     @property
     def kind(self) -> Any:
-        """The type itself."""
+        """The type as a Python object."""
         return _annotated(self.type, self.origins)
 
     @property
     def source(self) -> "type[NamedInput]":
-        """The class that lists a run's inputs, alone, in a list or in a union; `AnyText` if there is none."""
+        """The `NamedInput` class in the annotation, alone, in a list or in a union; `AnyText` if there is none."""
         kinds = [self.kind, *typing.get_args(self.kind)]
         return next((one for one in kinds if isinstance(one, type) and issubclass(one, NamedInput)), AnyText)
 
@@ -170,17 +170,17 @@ _IN_WORDS = {"Count": "a count", "DeviceName": "a device"}  # types whose names 
 
 
 def _remedy(kind: Any) -> str:
-    """What to give for a type."""
+    """A sentence on which values a type accepts."""
     if options := next((one for one in (kind, *typing.get_args(kind)) if typing.get_origin(one) is Literal), None):
         return f"Give one of {', '.join(map(repr, typing.get_args(options)))}."
     return _REMEDY.get(typing.get_origin(kind) or kind, "Give a value of that type.")
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d59c7ec1
 def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
-    """`value` as the type of `parameter`, in the types of JSON.
+    """`value` converted to the type of `parameter`, in the types of JSON.
 
-    text: read a str as the type, as the command line needs it; False asks for the type itself.
-    Raises ParameterError with name, expected type, given value and remedy.
+    text: convert a str to the type, as for the command line; False accepts only the type itself.
+    Raises ParameterError with name, expected type, given value and fix.
     """
     try:
         kind = parameter.kind
@@ -200,9 +200,9 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #1632da07
 def read_notebook(notebook: str | Path | Any) -> Any:
-    """The notebook as nbformat's node (format 4); a node is returned unchanged.
+    """The notebook as an nbformat node (format 4); a node is returned unchanged.
 
-    Raises FileNotFoundError for a missing file and ParameterError for one that is no notebook, or no valid one.
+    Raises FileNotFoundError for a missing file and ParameterError for an invalid notebook.
     """
     import nbformat
 
@@ -213,18 +213,18 @@ def read_notebook(notebook: str | Path | Any) -> Any:
                                 "Paper notebooks are in nbs/papers.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nbformat repairs missing ids and says so
+            warnings.simplefilter("ignore")  # nbformat repairs missing ids and warns
             node = nbformat.v4.reads(Path(notebook).read_text(encoding="utf-8"))
             nbformat.validate(node)
             return node
-    except Exception as error:  # nbformat says what is wrong with a broken file in any way
+    except Exception as error:  # nbformat raises many kinds of errors for a broken file
         raise ParameterError(f"notebook: {notebook} is not a valid notebook of format 4 "
                              f"({str(error).strip().partition(chr(10))[0][:200]}). Open it in Jupyter and save it, or "
                              "fetch it again.") from error
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #6858b614
 def _code_cells(notebook: str | Path | Any) -> list[tuple[str, list[str]]]:
-    """(source, tags) of the code cells. A file is read as plain JSON where it can be: quicker than nbformat."""
+    """(source, tags) of the code cells. A file is read as plain JSON if possible, which is faster than nbformat."""
     try:
         cells = read_json(notebook)["cells"]
         return [("".join(cell["source"]), [*cell["metadata"].get("tags", [])]) for cell in cells
@@ -235,7 +235,7 @@ def _code_cells(notebook: str | Path | Any) -> list[tuple[str, list[str]]]:
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #f3f01284
 def _parameters_source(cells: Iterable[tuple[str, list[str]]], name: str) -> str:
-    """Source of the one cell tagged `parameters`; ParameterError when there is none, or more, or an injected one."""
+    """Source of the cell tagged `parameters`; ParameterError for none, several, or an injected one."""
     tagged = {tag: [source for source, tags in cells if tag in tags] for tag in ("parameters", "injected-parameters")}
     if tagged["injected-parameters"]:
         raise ParameterError(f"{name}: expected a source notebook, given one that papermill has filled in (a cell is "
@@ -247,13 +247,13 @@ def _parameters_source(cells: Iterable[tuple[str, list[str]]], name: str) -> str
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #ad564eaf
 def _comments(source: str) -> dict[int, str]:
-    """Text of the comment on each line that has one."""
+    """The comments of a source: line number -> text."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {t.start[0]: t.string.lstrip("# ").rstrip() for t in tokens if t.type == tokenize.COMMENT}
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #89cad8a3
 def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins: Mapping) -> Parameter | None:
-    """The parameter that one statement defines, None for an import or a bare text; ParameterError for anything else."""
+    """The parameter that a statement defines, None for an import or a bare text; ParameterError for all others."""
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
             return None
@@ -278,7 +278,7 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins
 def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, Parameter]:
     """The parameters in the source of a cell by name; ParameterError as in `read_parameters`.
 
-    name: of the notebook, for errors; others: the notebook's other cells, whose imports tell where a type is from.
+    name: the notebook's name, for errors; others: sources of the notebook's cells, whose imports define the types.
     """
     origins = _origins(others)
     try:
@@ -300,7 +300,7 @@ def read_parameters(notebook: str | Path | Any) -> dict[str, Parameter]:
     """The parameters of a notebook by name, in the order of its cell.
 
     notebook: path or nbformat node. Raises ParameterError unless exactly one code cell is tagged `parameters`, every
-    line in it is `name: type = literal`, every default fits its annotation, and no name comes twice.
+    line in it is `name: type = literal`, every default fits its annotation, and no name is repeated.
     """
     name, cells = Path(notebook).name if isinstance(notebook, str | Path) else "notebook", _code_cells(notebook)
     return read_cell(_parameters_source(cells, name), name, [source for source, _ in cells])
@@ -308,7 +308,7 @@ def read_parameters(notebook: str | Path | Any) -> dict[str, Parameter]:
 # %% ../../nbs/lib/runs/01_parameters.ipynb #df95810d
 def resolve_parameters(parameters: Mapping[str, Parameter], given: Mapping[str, Any], *,
                        text: bool = True) -> dict[str, Any]:
-    """Every parameter's value, in the order of the cell and in the types of JSON: the given one, else the default.
+    """The value of every parameter (the given one or the default), in the order of the cell and in the types of JSON.
 
     parameters: from `read_parameters`; given: values by name, typed or (with `text`) as texts.
     Raises ParameterError for an unknown name (with the nearest known one) and for a value that does not fit.

@@ -48,7 +48,7 @@ def _cells(text: str) -> list[tuple[str, str]]:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #8a036927
 def _has_other_cells(folder: str | Path, name: str) -> bool:
-    """Does a changed file differ from its commit in more than a notebook's outputs?"""
+    """Whether a changed file differs from its commit in more than the outputs of a notebook."""
     path = Path(folder) / name
     try:
         return path.suffix != ".ipynb" or _cells(path.read_text(encoding="utf-8")) != _cells(
@@ -58,9 +58,9 @@ def _has_other_cells(folder: str | Path, name: str) -> bool:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #c35bbe85
 def uncommitted(folder: str | Path = ROOT) -> list[str] | None:
-    """The files of library, notebooks and data that are not as committed; None where there is no commit to ask.
+    """The files of library, notebooks and data with uncommitted changes; None without a commit.
 
-    What git ignores does not count, and of a notebook its cells count, not the outputs that it stores.
+    Files that git ignores do not count. In a notebook only the cells count, not the stored outputs.
     """
     try:
         changed = _git(folder, "diff", "--name-only", "--relative", "-z", "HEAD", "--", *_DECIDES).split("\0")
@@ -71,9 +71,9 @@ def uncommitted(folder: str | Path = ROOT) -> list[str] | None:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #0e885994
 def git_state(folder: str | Path = ROOT) -> dict[str, Any]:
-    """The commit, and as "dirty" whether something that decides results is not committed (see `uncommitted`).
+    """The commit, and "dirty": whether files that affect results have uncommitted changes (see `uncommitted`).
 
-    Both are None when there is no git or no repository.
+    Both are None without git or without a repository.
     """
     changes = uncommitted(folder)
     return {"commit": None if changes is None else _git(folder, "rev-parse", "HEAD").strip(),
@@ -85,7 +85,7 @@ _PACKAGES = ("torch", "torchvision", "transformers", "salesforce-lavis", "numpy"
 
 
 def versions() -> dict[str, Any]:
-    """Versions of Python, of this library (with the checksum of its sources) and of the packages that make numbers."""
+    """Versions of Python, of this library (with the checksum of its sources) and of packages that affect results."""
     import qgcam_lib
 
     record: dict[str, Any] = {"python": platform.python_version(), "qgcam_lib": qgcam_lib.__version__,
@@ -97,9 +97,9 @@ def versions() -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #3c23a86e
 def machine() -> dict[str, Any]:
-    """Operating system, processor, number of cores; of a loaded torch: the instructions it uses, and the graphics card.
+    """Operating system, processor, number of cores and, if torch is loaded, its instruction set and the GPU.
 
-    The last digits of a network's numbers depend on the instructions ("AVX512", "AVX2", "DEFAULT" for neither).
+    The last digits of a network's outputs depend on the instruction set ("AVX512", "AVX2", "DEFAULT" for neither).
     """
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
@@ -121,14 +121,14 @@ def new_record(notebook: Path, parameters: dict[str, Any], seed: int) -> dict[st
 
 # %% ../../nbs/lib/runs/03_record.ipynb #da9f775e
 def code_of(record: Mapping[str, Any]) -> str:
-    """The commit of a record, ten digits, and whether there were changes that are in no commit."""
+    """The first ten digits of a record's commit, and whether there were uncommitted changes."""
     git = record.get("git") or {}
     return (git.get("commit") or "unknown")[:10] + " with uncommitted changes" * bool(git.get("dirty"))
 
 # %% ../../nbs/lib/runs/03_record.ipynb #7bd53bf9
 @dataclass(frozen=True)
 class Colophon:
-    """The provenance of a run as a small table, for a notebook and as text."""
+    """The provenance of a run as a small table, shown in a notebook or as text."""
 
     record: Mapping[str, Any]
 
@@ -179,7 +179,7 @@ class _Output(BaseModel):
 
 # %% ../../nbs/lib/runs/03_record.ipynb #f3ca1ce4
 class _Record(BaseModel):
-    """What every reader of a record relies on."""
+    """The fields of a record that every reader relies on."""
 
     run_id: str
     notebook: str
@@ -194,7 +194,7 @@ class _Record(BaseModel):
 
 # %% ../../nbs/lib/runs/03_record.ipynb #d15c1002
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """The record of the run in `folder`; an empty dict when there is none, or one that is no JSON object."""
+    """The record of the run in `folder`; an empty dict if it is missing or not a JSON object."""
     try:
         record = read_json(Path(folder) / RUN_FILE)
     except (FileNotFoundError, FormatError):
@@ -203,7 +203,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #7dd28081
 def record_fault(folder: str | Path) -> str:
-    """Why the run in `folder` cannot be listed, in a few words; "" when it can, or when there is no record."""
+    """Why the run in `folder` cannot be listed, in a few words; "" if it can, or without a record."""
     if not (Path(folder) / RUN_FILE).is_file():
         return ""
     try:
@@ -217,22 +217,22 @@ def record_fault(folder: str | Path) -> str:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #7b2f67aa
 def write_run(folder: str | Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the record of the run in `folder` whole or not at all; returns it in the types of JSON."""
+    """Write the record of the run in `folder` atomically; returns it in the types of JSON."""
     record = to_json(record)
     write_json(Path(folder) / RUN_FILE, record, indent=2)
     return record
 
 # %% ../../nbs/lib/runs/03_record.ipynb #aa4c47da
 def update_run(folder: str | Path, **changes: Any) -> dict[str, Any]:
-    """Replace keys of the record of the run in `folder`; returns the new record.
+    """Replace keys in the record of the run in `folder`; returns the new record.
 
-    One process writes at a time: the runner before and after, the notebook's kernel in between.
+    Only one process writes at a time: the notebook's kernel during its execution, the runner before and after.
     """
     return write_run(folder, read_run(folder) | changes)
 
 # %% ../../nbs/lib/runs/03_record.ipynb #ce849439
 def register_output(folder: Path, path: Path, kind: str, caption: str = "") -> None:
-    """Enter a finished file of the run in `folder` into its record: path, sha256, kind, caption."""
+    """Add a finished file to the record of the run in `folder`: path, sha256, kind, caption."""
     name = path.relative_to(folder).as_posix()
     entry = {"path": name, "sha256": file_sha256(path), "kind": kind, "caption": caption}
     others = [other for other in read_run(folder).get("outputs", []) if other["path"] != name]
@@ -243,7 +243,7 @@ def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str
     """The differences between the files of the run in `folder` and its record, one line per file; empty if there are
     none.
 
-    kinds: look at outputs of these kinds only ("table", "figure", "records", "notebook"); none: at all.
+    kinds: compare only outputs of these kinds ("table", "figure", "records", "notebook"); empty: all.
     """
     folder, differences = Path(folder), []
     outputs = [item for item in read_run(folder).get("outputs", []) if not kinds or item["kind"] in kinds]
@@ -259,7 +259,7 @@ def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str
 
 # %% ../../nbs/lib/runs/03_record.ipynb #10ee978d
 def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
-    """Refuse a run whose files are not those that it recorded: RunError. kinds: as in `changed_outputs`."""
+    """Raise RunError if the files of a run differ from its record. kinds: as in `changed_outputs`."""
     if differences := changed_outputs(folder, kinds):
         more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
         raise RunError(f"run {Path(folder).name}: {differences[0]}{more}. Run the notebook again with these "
@@ -267,7 +267,7 @@ def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #5569aa22
 def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:
-    """The record of a finished run whose files are as recorded; else RunError. kinds: as in `check_outputs`."""
+    """The record of a finished run whose files match it; otherwise RunError. kinds: as in `check_outputs`."""
     folder = Path(folder)
     if fault := record_fault(folder):
         raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with these parameters", folder)
@@ -280,12 +280,12 @@ def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, A
 
 # %% ../../nbs/lib/runs/03_record.ipynb #d15c1004
 def lock_path(folder: str | Path) -> Path:
-    """The lock file of the run in `folder`, beside it."""
+    """The lock file of the run in `folder`, next to that folder."""
     return Path(folder).parent / f".{Path(folder).name}.lock"
 
 # %% ../../nbs/lib/runs/03_record.ipynb #6c557c72
 def is_held(folder: str | Path) -> bool:
-    """Whether the run in `folder` is being computed now, by this machine or, as far as known, by another one."""
+    """Whether a process on this machine or, as far as known, on another one is computing the run in `folder`."""
     import fcntl
 
     try:
@@ -303,10 +303,10 @@ def is_held(folder: str | Path) -> bool:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #556ffbce
 def _as_it_is(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """A record that says "running" though nobody computes the run any more, as that of a failed one."""
+    """The record, with status "failed" instead of "running" if no process computes the run any more."""
     if record.get("status") != "running" or is_held(folder):
         return record
-    record = read_run(folder)  # it may have ended between the two looks
+    record = read_run(folder)  # the run may have ended between the two checks
     message = "its process ended without a word: killed, or the machine stopped. The same command goes on"
     ended = {"status": "failed", "error": {"type": "Stopped", "message": message, "cell": None}}
     return record | (ended if record.get("status") == "running" else {})
@@ -316,11 +316,10 @@ def find_runs(outputs: str | Path | None = None, notebook: str | None = None, st
               say: Callable[[str], object] = warnings.warn) -> list[tuple[Path, dict]]:
     """Runs below a folder of results as pairs (folder, record), the newest first.
 
-    outputs: None is the folder from the settings. notebook: only runs of this notebook (its name without .ipynb).
-    status: only runs with it ("ok", "failed", "running"); None gives all of them; "interactive" gives the runs that no
-    runner started, whose record says under "finished" when they came to their end, or None. A run whose process ended
-    without a word counts as failed. say: called with a line for each folder whose run.json cannot be used; it is left
-    out.
+    outputs: None for the folder from the settings. notebook: only runs of this notebook (its name without .ipynb).
+    status: only runs with this status ("ok", "failed", "running"); None: all of these; "interactive": runs outside the
+    runner, with the time of their end, or None, under "finished" in the record. A run whose process ended without
+    an error message counts as failed. say: called with one line for each run left out because its run.json is invalid.
     """
     outputs, runs = Path(outputs or settings.outputs) / ("interactive" if status == "interactive" else ""), []
     for folder in sorted(file.parent for file in outputs.glob(f"{notebook or '*'}/*/{RUN_FILE}")):

@@ -27,25 +27,25 @@ from ..settings import ROOT
 from ..storage.files import read_json, write_json, write_whole
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #207a632a
-INTERVAL_SHARE = 0.1  # of the half width of its interval a number may move,
-RELATIVE = 1e-3  # and of its size where it has no interval,
-SMALLEST = 1e-6  # and this far in any case: what is left of differences between equal numbers
+INTERVAL_SHARE = 0.1  # tolerance of a number as a share of the half-width of its interval,
+RELATIVE = 1e-3  # or, without an interval, as a share of its size,
+SMALLEST = 1e-6  # and at least this much, for rounding errors
 _INTERVALS = (("ci_low", "ci_high"), ("low", "high"))  # the columns of an interval
-_TIES = re.compile(r"(\b|_)ties?\b")  # in the name of a column: a whole number there counts exact ties
-_STATED = ("paper", "tolerance", "chance", "random", "n_groups_effective")  # what an interval in the row is not about
+_TIES = re.compile(r"(\b|_)ties?\b")  # names of columns whose integers count exact ties
+_STATED = ("paper", "tolerance", "chance", "random", "n_groups_effective")  # columns without the row's interval
 
 
 def allowed(value: float, half_width: float = math.nan) -> float:
-    """The tolerance of `value`; half_width: of its interval, NaN for none."""
+    """The tolerance for `value`; half_width: half the width of its interval, NaN for none."""
     return max(RELATIVE * abs(value) if math.isnan(half_width) else INTERVAL_SHARE * half_width, SMALLEST)
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #677973d3
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs from the reference by more than the rule allows.
+    """A value that differs from the reference by more than its tolerance.
 
-    table: the table, "results" or "parameters"; place: row/column; size: how far a number moved in units of what it
-    may, NaN for what is compared exactly.
+    table: name of the table, "results" or "parameters"; place: row/column; size: change of a number as a multiple of
+    its tolerance, NaN for values compared exactly.
     """
 
     table: str
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def is_verdict(self) -> bool:
-        """Whether words, truth values, rows or columns differ, and not only numbers."""
+        """True if words, truth values, rows or columns differ, False if only numbers differ."""
         numbers = [re.sub(r"[-+.\d]+", "0", one) if isinstance(one, str) else isinstance(one, int | float) and
                    not isinstance(one, bool) for one in (self.before, self.after)]
         return numbers[0] != numbers[1] or not numbers[0]
@@ -64,7 +64,7 @@ class Difference:
     def __str__(self) -> str:
         both = ["missing" if pd.isna(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
                 for one in (self.before, self.after)]
-        start = max(len(os.path.commonprefix(both)) - 40, 0)  # of long texts, where they part
+        start = max(len(os.path.commonprefix(both)) - 40, 0)  # long texts are cut to where they differ
         before, after = both if len(max(both, key=len)) <= 100 else (f"...{one[start : start + 80]}..." for one in both)
         far = "" if math.isnan(self.size) else f" ({self.size:.3g} times what it may move)"
         return f"{self.table}: {self.place}: from {before} to {after}{far}"
@@ -75,7 +75,7 @@ _PRINTED = re.compile(rf"({_DECIMAL})( ?%| points)?(?: \[({_DECIMAL})(?:, |–| 
 
 
 def _printed(text: str) -> Iterator[tuple[float, float, float]]:
-    """The decimal numbers of a text: value, one unit of the last digit, half width of the interval behind it or NaN."""
+    """The decimal numbers of a text: value, unit of the last digit, half-width of the interval after it or NaN."""
     for match in _PRINTED.finditer(text):
         value, _, low, high = match.groups()
         half = (float(high) - float(low)) / 2 if low else math.nan
@@ -85,7 +85,7 @@ def _printed(text: str) -> Iterator[tuple[float, float, float]]:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #166eb8b2
 def _text_moved(before: str, after: str) -> float | None:
-    """How far the numbers of a text moved, in units of what they may; NaN where its words differ, None where equal."""
+    """The largest change of a number in a text, as a multiple of its tolerance; NaN if words differ, None if equal."""
     if before == after:
         return None
     if re.sub(_DECIMAL, "0", before) != re.sub(_DECIMAL, "0", after):
@@ -101,7 +101,7 @@ def _as_z(p: float) -> float:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #c73a6f59
 def _moved(before: Any, after: Any, half_width: float = math.nan, is_p: bool = False) -> float | None:
-    """How far a value moved in units of what it may; NaN for one that must be equal and is not, None where equal."""
+    """The change of a value as a multiple of its tolerance; NaN if an exact value differs, None if both are equal."""
     if pd.isna(before) or pd.isna(after):
         return None if pd.isna(before) and pd.isna(after) else math.nan
     if isinstance(before, str) and isinstance(after, str):
@@ -117,12 +117,12 @@ def _moved(before: Any, after: Any, half_width: float = math.nan, is_p: bool = F
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #0b4d6bff
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table with its cells as Python's own values, whole numbers as such, also in columns with missing ones."""
+    """A table with Python objects as cells; integers stay integers in columns with missing values."""
     return frame.convert_dtypes().astype(object)
 
 
 def _row_names(frame: pd.DataFrame) -> list[str]:
-    """The first columns that tell the rows of a table apart, of those without decimal numbers; else all of these."""
+    """The fewest leading columns without floats that identify every row; all columns without floats if none do."""
     exact = [name for name in frame if not frame[name].map(lambda one: isinstance(one, float)).any()]
     for count in range(1, len(exact) + 1):
         if not frame.duplicated(exact[:count]).any():
@@ -131,7 +131,7 @@ def _row_names(frame: pd.DataFrame) -> list[str]:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #dcf3bcde
 def _named(frame: pd.DataFrame, names: list[str]) -> dict[str, dict[str, Any]]:
-    """The rows of a table by name; the second of one name is named (2)."""
+    """The rows of a table by name; the second row with a name gets the suffix (2)."""
     rows: dict[str, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
         text, number = ", ".join(str(row.get(name, "")) for name in names), 2
@@ -143,7 +143,7 @@ def _named(frame: pd.DataFrame, names: list[str]) -> dict[str, dict[str, Any]]:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #386b7808
 def _half_width(row: Mapping[str, Any]) -> float:
-    """Half the width of the interval in a row; NaN where it has none."""
+    """Half the width of the interval in a row; NaN without an interval."""
     for low, high in _INTERVALS:
         if isinstance(row.get(low), int | float) and isinstance(row.get(high), int | float):
             return abs(row[high] - row[low]) / 2
@@ -151,7 +151,7 @@ def _half_width(row: Mapping[str, Any]) -> float:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #18c9a9c5
 def _lost_and_new(table: str, what: str, before: Iterable[str], after: Iterable[str]) -> list[Difference]:
-    """The names of rows, columns or tables that only one of both has."""
+    """The differences in rows, columns or tables that are only in `before` or only in `after`."""
     before, after = list(before), list(after)
     return [Difference(table, f"{what} {name}".strip(), "there", "gone") for name in before if name not in after] + [
         Difference(table, f"{what} {name}".strip(), "not there", "there") for name in after if name not in before]
@@ -159,7 +159,7 @@ def _lost_and_new(table: str, what: str, before: Iterable[str], after: Iterable[
 # %% ../../nbs/lib/runs/08_reference.ipynb #dc7df120
 def _row_differences(table: str, name: str, before: Mapping[str, Any], after: Mapping[str, Any]
                      ) -> Iterator[Difference]:
-    """What differs in the columns that both have."""
+    """The differences between two rows in their common columns."""
     half_width = _half_width(before)
     for column in [name for name in before if name in after]:
         if _TIES.search(str(column)) and isinstance(before[column], int) and isinstance(after[column], int):
@@ -181,14 +181,14 @@ def table_differences(table: str, before: pd.DataFrame, after: pd.DataFrame) -> 
     return differences + _lost_and_new(table, "row", old, new)
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #4e8ab96c
-REFERENCES = ROOT / "outputs" / "reference"  # one folder a notebook
+REFERENCES = ROOT / "outputs" / "reference"  # one folder per notebook
 REFERENCE_FILE = "reference.json"
 KEPT_ROWS = 300
 _DIGITS = "%.9g"
 
 
 def _described(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a long table, a row each: rows, n (values), different (texts), mean, ci_low, ci_high (numbers)."""
+    """A row per column of a long table: rows, n (values), different (unique texts), mean, ci_low, ci_high (numbers)."""
     lines = []
     for name in frame:
         column, line = frame[name], {"column": str(name), "rows": len(frame), "n": int(frame[name].notna().sum())}
@@ -203,13 +203,13 @@ def _described(frame: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #bb4048b8
 def kept_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table as stored: without seconds; for one with more than `KEPT_ROWS` rows, its columns described."""
+    """A table in its stored form: without seconds; with more than `KEPT_ROWS` rows, a description of its columns."""
     frame = frame[[name for name in frame if "seconds" not in str(name)]]
     return _described(frame) if len(frame) > KEPT_ROWS else frame
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #c70f85a6
 def _same_ids(text: str, record: Mapping[str, Any]) -> str:
-    """A text in which the run's own id and those of the runs that it gathers are replaced by their places."""
+    """A text with the id of the run, and the ids of the runs that it gathers, replaced by their positions."""
     runs = record.get("parameters", {}).get("runs") or []
     for place, run_id in enumerate([record["run_id"], *(runs if isinstance(runs, list) else [])]):
         text = text.replace(str(run_id), f"run {place}") if run_id else text
@@ -217,7 +217,7 @@ def _same_ids(text: str, record: Mapping[str, Any]) -> str:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #999f783e
 def _tables(folder: Path, record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """The tables (CSV) in a folder by name; a table of a run as the reference keeps it."""
+    """The tables (CSV) in a folder by name, in their stored form (`kept_table`)."""
     from io import StringIO
 
     tables = {}
@@ -228,7 +228,7 @@ def _tables(folder: Path, record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #40ec436e
 def _flat(value: Any, place: str = "") -> dict[str, Any]:
-    """The single values of nested results by their places, such as scores/iou_soft; without seconds."""
+    """The single values in nested results by path, such as scores/iou_soft; without seconds."""
     if isinstance(value, Mapping | list) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         return {name: one for key, item in items if "seconds" not in str(key)
@@ -243,10 +243,10 @@ def processor_of(record: Mapping[str, Any]) -> str:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #73ba214a
 def write_reference(folder: str | Path, target: str | Path) -> Path:
-    """Keep the numbers of the finished run in `folder` as the reference in the folder `target`, replaced as a whole.
+    """Write the numbers of the finished run in `folder` as the reference to the folder `target`, which is replaced.
 
-    Written are tables/*.csv and reference.json: run_id, notebook, parameters, git, results, processor.
-    Raises RunError for a run that is not finished or whose tables are not as recorded.
+    The files are tables/*.csv and reference.json: run_id, notebook, parameters, git, results, processor.
+    Raises RunError if the run is not finished or its tables do not match the record.
     """
     folder, target = Path(folder), Path(target)
     record = finished_run(folder, ("table",))
@@ -264,7 +264,7 @@ def write_reference(folder: str | Path, target: str | Path) -> Path:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #2171de0f
 def read_reference(folder: str | Path) -> dict[str, Any]:
-    """The content of reference.json in a folder; an empty dict if there is none. FormatError for a damaged one."""
+    """The content of reference.json in a folder; an empty dict if it is missing. FormatError if it is damaged."""
     try:
         return read_json(Path(folder) / REFERENCE_FILE)
     except FileNotFoundError:
@@ -272,7 +272,7 @@ def read_reference(folder: str | Path) -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #83131efe
 def _result_differences(before: Any, after: Any) -> list[Difference]:
-    """Differences of the results, which are nested."""
+    """The differences between two nested results."""
     old, new = _flat(before), _flat(after)
     sizes = {place: _moved(old[place], new[place]) for place in old if place in new}
     return [Difference("results", place, old[place], new[place], size) for place, size in sizes.items()
@@ -280,10 +280,10 @@ def _result_differences(before: Any, after: Any) -> list[Difference]:
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #28feddab
 def compare_with_reference(folder: str | Path, reference: str | Path) -> list[Difference]:
-    """The differences of the tables and results of the finished run in `folder` from the reference; empty if there are
+    """The differences of the finished run in `folder` from its reference, in parameters, tables and results; empty for
     none.
 
-    RunError for a run that is not finished or whose tables are not as recorded, and where there is no reference.
+    RunError if the run is not finished, its tables do not match the record, or there is no reference.
     """
     folder, reference = Path(folder), Path(reference)
     record, about = finished_run(folder, ("table",)), read_reference(reference)
@@ -301,7 +301,7 @@ def compare_with_reference(folder: str | Path, reference: str | Path) -> list[Di
     return differences + _lost_and_new("tables", "", old, new)
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #5c74fd18
-_MOST = 40  # lines a run
+_MOST = 40  # lines per run
 MEANT = ("If the change is meant, commit it and store the pages and their references anew: make papers. "
          "If not, it is a defect of what was changed.")
 
@@ -309,8 +309,8 @@ MEANT = ("If the change is meant, commit it and store the pages and their refere
 def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -> tuple[bool, list[str]]:
     """Whether the run in `folder` agrees with its reference, and notes, one line each.
 
-    On another processor than the reference's, numbers that differ give one line and hold, unless `strict`; a verdict
-    that differs never holds. Errors: as of `compare`.
+    On a processor other than the reference's, different numbers give one note and count as agreement, unless `strict`;
+    a different verdict never does. Errors: as in `compare_with_reference`.
     """
     differences = compare_with_reference(folder, reference)
     here, there = processor_of(read_run(folder)), read_reference(reference).get("processor", "")

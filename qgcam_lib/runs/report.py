@@ -24,14 +24,14 @@ from ..storage.files import write_whole
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000007
 @dataclass(frozen=True)
 class Contents:
-    """The paper of each notebook, in the order of reading, and what the front page shows, as notebook/name."""
+    """The paper of each notebook, in reading order, and the table and figures of the front page, as notebook/name."""
 
     papers: Mapping[str, str] = field(default_factory=dict)
     table: str = ""
     figures: Sequence[str] = ()
 
     def place(self, notebook: str) -> tuple[int, str]:
-        """The position of a notebook; one that belongs to no paper is last, by its name."""
+        """The position of a notebook; notebooks without a paper come last, sorted by name."""
         return ([*self.papers, notebook].index(notebook), notebook)
 
     def paper(self, notebook: str) -> str:
@@ -40,7 +40,7 @@ class Contents:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #e1bd5c39
 def read_contents(path: str | Path = ROOT / "nbs" / "papers" / "contents.toml") -> Contents:
-    """The contents of the papers; without the file there are none, and runs are sorted by their notebook's name."""
+    """The contents of the papers; empty if the file is missing, which sorts runs by notebook name."""
     if not Path(path).is_file():
         return Contents()
     content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def read_contents(path: str | Path = ROOT / "nbs" / "papers" / "contents.toml") 
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000010
 @dataclass(frozen=True)
 class GatheredRun:
-    """A run as `gather_run` left it, and where: `address` is its folder as seen from the report."""
+    """A run gathered by `gather_run`. address: its folder relative to the report."""
 
     folder: Path
     address: str
@@ -68,7 +68,7 @@ class GatheredRun:
 
     @property
     def name(self) -> str:
-        """The text that distinguishes it from the other runs of its notebook."""
+        """The name that distinguishes this run from the other runs of its notebook."""
         return self.folder.parent.name
 
     def has(self, path: str) -> bool:
@@ -76,13 +76,13 @@ class GatheredRun:
         return (self.folder / path).is_file() and any(one["path"] == path for one in self.record["outputs"])
 
     def box(self, part: str) -> str:
-        """A part of the result box ("answer", or the first "effect"); empty where there is none."""
+        """A part of the result box ("answer", or the first "effect"); '' if it is missing."""
         box = self.record["results"].get("result_box")
         content = box.get(part, "") if isinstance(box, Mapping) else ""
         return str(next(iter(content), "") if isinstance(content, list) else content)
 
     def picture(self) -> str:
-        """The figure of the run: that of its first screen, else its first one; empty without figures."""
+        """The path of the run's figure: the one of its first screen, or its first figure; '' without figures."""
         paths = [one["path"] for one in self.record["outputs"]]
         figures = [path for path in paths if path.endswith(".png") and self.has(path)]
         return next((path for path in figures if Path(path).stem == "first_screen"), next(iter(figures), ""))
@@ -93,7 +93,7 @@ class GatheredRun:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #b9e0b9a3
 def count_claims(run: GatheredRun) -> dict[str, int] | None:
-    """The number of the paper's sentences on this run, by verdict; None if it tests none."""
+    """The number of the paper's sentences tested in this run, by verdict; None without tested sentences."""
     import pandas as pd
 
     if not run.has("tables/claims.csv"):
@@ -113,7 +113,7 @@ def _origin(run: GatheredRun) -> str:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #32ff4e47
 def _figure(run: GatheredRun, path: str) -> str:
-    "A figure with its caption, which leads to its run."
+    "A figure with its caption and a link to its run, as HTML."
     text, address = escape(run.caption(path)), address_of(f"{run.address}/{path}")
     origin = link(f"run {run.folder.name}", f"{run.address}/run.html")
     return (f'<figure><a href="{address}"><img src="{address}" alt="{text}"></a>'
@@ -121,7 +121,7 @@ def _figure(run: GatheredRun, path: str) -> str:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #25d0e1a9
 def _front_parts(runs: Sequence[GatheredRun], contents: Contents) -> list[str]:
-    "Table 1 with its marks, and the figures, of the first run that has each."
+    "Table 1 with its marks, and the figures, each from the first run that has it."
     parts = []
     notebook, _, name = contents.table.partition("/")
     for run in [one for one in runs if one.notebook == notebook and one.has(f"tables/{name}.csv")][:1]:
@@ -138,7 +138,7 @@ def _front_parts(runs: Sequence[GatheredRun], contents: Contents) -> list[str]:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000019
 def _claims_part(runs: Sequence[GatheredRun], contents: Contents) -> str:
-    "How many sentences of the papers hold, a row a run."
+    "The number of the papers' sentences by verdict, one row per run, as HTML."
     tallies = [(run, counts) for run in runs if (counts := count_claims(run)) is not None]
     if not tallies:
         return ""
@@ -159,7 +159,7 @@ document.getElementById("filter").addEventListener("input", ({target}) => {
 
 
 def _row(run: GatheredRun, contents: Contents) -> str:
-    "A run as a row: picture, answer and effect, status, links."
+    "A run as a table row: figure, answer and effect, status, links."
     path, page = run.picture(), f"{run.address}/run.html"
     image = path and (f'<a href="{address_of(page)}" tabindex="-1"><img loading="lazy" width="200" height="120" alt="" '
                       f'src="{address_of(f"{run.address}/{path}")}"></a>')
@@ -173,7 +173,7 @@ def _row(run: GatheredRun, contents: Contents) -> str:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #3ea9a260
 def runs_table(runs: Sequence[GatheredRun], contents: Contents) -> str:
-    """The runs as HTML, a row each in the order given: picture, answer, effect, status, links; with a text filter."""
+    """The runs as an HTML table with a text filter, in the given order: figure, answer, effect, status, links."""
     head = "".join(f"<th>{word}</th>" for word in ("picture", "answer and effect", "paper, notebook, run", "status"))
     rows = "".join(_row(run, contents) for run in runs)
     table = f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -182,7 +182,7 @@ def runs_table(runs: Sequence[GatheredRun], contents: Contents) -> str:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000018
 def front_page(runs: Sequence[GatheredRun], contents: Contents) -> str:
-    """The first page of a report: a row a run, Table 1, figures, and claims counted."""
+    """The first page of a report: one row per run, Table 1, figures, and the counts of claims."""
     days = sorted({run.day for run in runs if run.day})
     commits = sorted({code_of(run.record) for run in runs})
     when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "no date"
@@ -194,9 +194,9 @@ def front_page(runs: Sequence[GatheredRun], contents: Contents) -> str:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #93c1327e
 def notebook_overview(runs: Sequence[GatheredRun]) -> str:
-    """The page of a notebook: of each of its runs the result box, the notebook as it ran, figures and tables.
+    """The page of a notebook: for each run the result box, the executed notebook, figures and tables.
 
-    Lies in the folder of the notebook; links lead from there.
+    Links are relative to the folder of the notebook, the place of this page.
     """
     name = runs[0].notebook
     body = [f"<p>{link('The report', '../index.html')}</p>", f"<h1>{escape(name)}</h1>"]
@@ -216,11 +216,11 @@ def notebook_overview(runs: Sequence[GatheredRun]) -> str:
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000013
 def write_report(folders: Sequence[str | Path], page: str | Path, contents: Contents | None = None, *,
                  say: Callable[[str], object] = warnings.warn) -> Path:
-    """Write the front page of gathered runs, and a page a notebook beside it; returns the front page's path.
+    """Write the front page of gathered runs, and one page per notebook next to it; returns the front page's path.
 
-    folders: as `gather_run` made them, each notebook/name/id below the folder of `page`. contents: None reads those of
-    nbs/papers. say: called with a line for a run whose record cannot be used; it is left out. RunError for a folder
-    that lies elsewhere (its links would lead out of the report) or has no record, and where no run is left.
+    folders: written by `gather_run`, each notebook/name/id below the folder of `page`. contents: None reads the ones of
+    nbs/papers. say: called with one line for each run left out because its record is invalid. RunError for a folder
+    elsewhere (its links would lead out of the report) or without a record, and if no run is left.
     """
     page, contents = Path(page), contents or read_contents()
     runs = []

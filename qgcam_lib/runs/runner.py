@@ -32,7 +32,7 @@ from ..storage.fingerprints import Input
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #d4b9029d
 def notebook_sha256(notebook: str | Path | Any) -> str:
-    """SHA-256 of a notebook's cells (type, source, tags); outputs, counts, ids and other metadata do not count."""
+    """SHA-256 of a notebook's cells (type, source, tags); outputs, counts, ids and other metadata are ignored."""
     cells = [(cell.cell_type, cell.source, sorted(cell.get("metadata", {}).get("tags", [])))
              for cell in read_notebook(notebook).cells]
     return sha256_of(json.dumps(cells, ensure_ascii=False))
@@ -45,9 +45,9 @@ def notebook_source(notebook: str | Path | Any) -> str:
 # %% ../../nbs/lib/runs/05_runner.ipynb #a52deb4b
 @dataclass(frozen=True)
 class RunPlan:
-    """A run that is decided but not started: notebook, complete parameters, id, folder, seed, checksums of inputs.
+    """A run that has not started: notebook, complete parameters, id, folder, seed, checksums of inputs.
 
-    shard: "k/n" of the k-th of n shards of the run, "" of the run itself.
+    shard: "k/n" for the k-th of n shards of the run, "" for the whole run.
     """
 
     notebook: Path
@@ -65,9 +65,9 @@ class RunPlan:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #e4aa3cac
 def _from_caller(value: Any, cwd: Path) -> Any:
-    """A relative path (a text with a separator) that exists for the caller, as seen from `cwd`; else the value.
+    """A relative path (a text with a separator) that exists for the caller, relative to `cwd`; other values unchanged.
 
-    Also in a list, and behind a word as in predictions:PATH, where no separator is needed.
+    Also converts paths in lists and after a prefix, as in predictions:PATH, where no separator is needed.
     """
     if isinstance(value, list):
         return [_from_caller(item, cwd) for item in value]
@@ -83,13 +83,13 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
              outputs: str | Path | None = None, progress: bool = True, here: bool = True) -> RunPlan:
     """Check the parameters of a run and compute its id and folder.
 
-    Arguments and errors as `run_notebook`. The id covers: cells of the notebook, all parameters, the library's sources
-    that they reach, the content of all that the run reads (see `find_inputs`), the seed and the setting `precision`.
-    Not covered, but recorded: versions of packages, the machine, `threads`, and what the models computed with (see
-    `settings.models_used`); `threads` and `batch_size` move sums in their last digits at most, and the folders of the
-    settings say where things lie and not what is in them.
-    Nothing is drawn or fetched; the cache of checksums is written. here: does the run compute on this machine? If not,
-    its device is not looked for.
+    Arguments and errors as in `run_notebook`. The id covers: cells of the notebook, all parameters, the library's
+    sources that these reach, the content of all inputs (see `find_inputs`), the seed and the setting `precision`.
+    Not covered, but recorded: versions of packages, the machine, `threads`, and the models' device, precision and batch
+    (see `settings.models_used`). `threads` and `batch_size` change only the last digits of sums; the folders in the
+    settings locate files and do not affect their content.
+    No data set is rendered or fetched; the cache of checksums is written. here: whether the run computes on this
+    machine; if False, its device is not checked.
     """
     options, notebook = load_settings(), Path(notebook).resolve()
     declared = read_parameters(notebook)
@@ -109,7 +109,7 @@ def plan_run(notebook: str | Path, parameters: Mapping[str, Any] | None = None, 
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #f26b0003
 def as_shard(plan: RunPlan, shard: str) -> RunPlan:
-    """The plan of one shard of a run. shard: "k/n", the k-th of n, or "" for the plan itself; else ValueError."""
+    """The plan of one shard of a run. shard: "k/n", the k-th of n, or "" for the plan itself; ValueError for others."""
     if not shard:
         return plan
     run_id = "{}-{}of{}".format(plan.run_id, *shard_of(shard))
@@ -118,7 +118,7 @@ def as_shard(plan: RunPlan, shard: str) -> RunPlan:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #f25baad6
 def _kernel_environment(plan: RunPlan, ipython: Path) -> dict[str, str]:
-    """The environment of the kernel: the caller's, with an empty IPython profile, this library, and who the run is."""
+    """The kernel's environment: the caller's, with an empty IPython profile, this library, and the run's identity."""
     import qgcam_lib
 
     library = str(Path(qgcam_lib.__file__).resolve().parents[1])
@@ -133,7 +133,7 @@ def _kernel_environment(plan: RunPlan, ipython: Path) -> dict[str, str]:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #b39e2df6
 def _kernel_class(plan: RunPlan, folder: Path, lock: int) -> type:
-    """Kernels of this very Python, in the plan's folder and with the lock inherited; their sockets lie in `folder`."""
+    """A kernel manager class for this Python, with the plan's working folder and lock; its sockets are in `folder`."""
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpec
 
@@ -153,7 +153,7 @@ def _kernel_class(plan: RunPlan, folder: Path, lock: int) -> type:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #f26b0001
 def _asking(notebook: str | Path | Any) -> int | None:
-    """The place of a notebook's last cell tagged `asks`, None without one."""
+    """The index of a notebook's last cell tagged `asks`, None without one."""
     cells = enumerate(read_notebook(notebook).cells)
     return max((k for k, cell in cells if "asks" in cell.get("metadata", {}).get("tags", [])), default=None)
 
@@ -164,7 +164,7 @@ def asks(notebook: str | Path | Any) -> bool:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #7ae87ff8
 def _up_to_asking(notebook: Path, folder: Path) -> Path:
-    """A copy in `folder` of the notebook up to its last cell tagged `asks`, all that a shard executes."""
+    """A copy in `folder` of the notebook up to its last cell tagged `asks`, the part that a shard executes."""
     if not asks(notebook):
         raise ParameterError(f"shard: {notebook.name} has no cell tagged `asks`, so it cannot be split into shards. "
                              "Tag the last cell that asks a model about pictures and keeps the answers in a store")
@@ -174,7 +174,7 @@ def _up_to_asking(notebook: Path, folder: Path) -> Path:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #8de2ab9a
 def _execute(plan: RunPlan, partial: Path, lock: int, timeout: int | None, progress: bool) -> None:
-    """Execute the plan's notebook into the file `partial`; raises what papermill raises."""
+    """Execute the plan's notebook into the file `partial`; papermill's errors are not caught."""
     import papermill
 
     with tempfile.TemporaryDirectory(prefix="qgcam-") as folder:
@@ -187,7 +187,7 @@ def _execute(plan: RunPlan, partial: Path, lock: int, timeout: int | None, progr
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #2b4c04c9
 def _begin(plan: RunPlan) -> None:
-    """Write the record of a run that starts now; counts the attempts of one that was killed or failed before."""
+    """Write the record of a run that starts now; "attempts" includes earlier attempts that were killed or failed."""
     before, begun = read_run(plan.folder), new_record(plan.notebook, plan.parameters, plan.seed)
     write_run(plan.folder, {"run_id": plan.run_id, "notebook_sha256": plan.sha256, "code_sha256": plan.code,
                             "status": "running", "error": None, "threads": plan.settings.threads, **plan.inputs,
@@ -198,7 +198,7 @@ def _begin(plan: RunPlan) -> None:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #297d7f4e
 def _keep_notebook(plan: RunPlan, partial: Path, name: str) -> None:
-    """Move the executed notebook from its temporary name to `name` in the run's folder; drop this machine's paths."""
+    """Move the executed notebook from its temporary name to `name` in the run's folder; remove this machine's paths."""
     if not partial.is_file():
         return
     node = read_notebook(partial)
@@ -208,22 +208,22 @@ def _keep_notebook(plan: RunPlan, partial: Path, name: str) -> None:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #66c7ccc1
 def _error(error: BaseException) -> dict[str, Any]:
-    """What went wrong: the exception's type and message, and for an error in a cell its execution count."""
+    """An exception for the record: type, message, and for an error in a cell its execution count."""
     name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error)).strip()
     return {"type": name, "message": text[-2000:] or "no message", "cell": getattr(error, "exec_count", None)}
 
 
 def _end(plan: RunPlan, partial: Path, details: dict[str, Any], seconds: float) -> None:
-    """Make the record say that the run failed, and keep its notebook, as far as the disk has room."""
-    with contextlib.suppress(DiskError):  # nobody holds the lock, so `find_runs` counts it as failed all the same
+    """Mark the run as failed in its record and keep its notebook, if the disk has room."""
+    with contextlib.suppress(DiskError):  # without a lock holder, `find_runs` reports the run as failed anyway
         _keep_notebook(plan, partial, "run.error.ipynb")
         update_run(plan.folder, status="failed", error=details, seconds=round(seconds, 3))
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #a3c71aa8
 def _peak_mb() -> int:
-    """The largest resident memory of a process that this one started and that has ended, in MiB.
+    """The largest resident memory of an ended child process, in MiB.
 
-    Never less than this process had when it started that one: Linux counts from the fork.
+    At least the memory of this process when it started the child, because Linux counts from the fork.
     """
     import resource
 
@@ -231,7 +231,7 @@ def _peak_mb() -> int:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #2cf664eb
 def _finish(plan: RunPlan, seconds: float, memory_mb: int | None) -> None:
-    """Enter the notebook and the records among the outputs and mark the run as finished; the very last step."""
+    """Add the notebook and the records to the outputs and, as the last step of all, mark the run as finished."""
     for file in sorted((plan.folder / "records").rglob("*.parquet")):
         register_output(plan.folder, file, "records")
     register_output(plan.folder, plan.folder / "run.ipynb", "notebook")
@@ -240,12 +240,12 @@ def _finish(plan: RunPlan, seconds: float, memory_mb: int | None) -> None:
 
 
 def _aside(folder: Path) -> Path:
-    """Where a finished run waits while it is computed again."""
+    """The path to which a finished run is moved while it is computed again."""
     return folder.with_name(f".{folder.name}.replaced")
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #8cbc4cc9
 def _set_aside(folder: Path) -> Path:
-    """Give the folder of a changed run a name of its own, which no run will take; returns it."""
+    """Rename the folder of a changed run to a name that no run uses; returns the new path."""
     number = 1
     while (target := folder.with_name(f"{folder.name}-changed-{number}")).exists():
         number += 1
@@ -254,7 +254,7 @@ def _set_aside(folder: Path) -> Path:
 # %% ../../nbs/lib/runs/05_runner.ipynb #4431eec0
 @dataclass(frozen=True)
 class RunResult:
-    """The result of `run_notebook`. status: "ok" (computed now) or "skipped" (finished before); seconds it computed."""
+    """The result of `run_notebook`. status: "ok" (computed now) or "skipped" (finished before); seconds: run time."""
 
     run_id: str
     folder: Path
@@ -263,7 +263,7 @@ class RunResult:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #ad117759
 def _is_finished(plan: RunPlan, say: Callable[[str], object]) -> bool:
-    """Whether the plan's run ended well and its files are as recorded. Says what differs; keeps a changed folder."""
+    """Whether the plan's run finished and its files match the record. Reports a mismatch and keeps changed files."""
     if read_run(plan.folder).get("status") != "ok":
         return False
     differences = changed_outputs(plan.folder)
@@ -276,14 +276,14 @@ def _is_finished(plan: RunPlan, say: Callable[[str], object]) -> bool:
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #1469670f
 def _compute(plan: RunPlan, lock: int, timeout: int | None, progress: bool) -> float:
-    """Execute a plan in its folder and keep its record; returns seconds. Raises RunError when the notebook fails."""
+    """Execute a plan in its folder and write its record; returns seconds. Raises RunError if the notebook fails."""
     partial, begun = plan.folder / "run.partial.ipynb", time.monotonic()
     before = _peak_mb()
     _begin(plan)
     try:
         _execute(plan, partial, lock, timeout, progress)
         _keep_notebook(plan, partial, "run.ipynb")
-        peak = _peak_mb()  # of all kernels so far: unknown where an earlier one was larger
+        peak = _peak_mb()  # maximum over all kernels so far: unknown if an earlier one was larger
         _finish(plan, time.monotonic() - begun, peak if peak > before else None)
     except BaseException as error:
         details = _error(error)
@@ -304,19 +304,18 @@ def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = No
                  outputs: str | Path | None = None, force: bool = False, timeout: int | None = None,
                  progress: bool = True, say: Callable[[str], object] = warnings.warn, shard: str = "",
                  prepare: Callable[[RunPlan], object] = lambda plan: None) -> RunResult:
-    """Execute a notebook with parameters into outputs/<notebook>/<run id>, or find that this was done before.
+    """Execute a notebook with parameters into outputs/<notebook>/<run id>, unless this run is already finished.
 
     notebook: path of a notebook with exactly one cell tagged `parameters`. parameters: values by name, typed or texts.
     outputs: folder of the results, None for the one from the settings. force: compute a finished run again.
-    timeout: seconds that any one cell may take, None for no limit. progress: show bars, of checksums, drawn data and
-    cells.
-    say: called with one line when files of a finished run are not as recorded, and it is computed again, and when this
-    run waits for another process that computes the same one. shard: "k/n" for the k-th of n shards of the run: the
-    notebook up to its last cell tagged `asks`, where every store gets the rows of this shard only, in outputs/shards.
+    timeout: maximum seconds per cell, None for no limit. progress: show bars for checksums, generated data and cells.
+    say: called with one line when a finished run is computed again because its files do not match the record, and when
+    this call waits for another process that computes the same run. shard: "k/n" for the k-th of n shards: the notebook
+    up to its last cell tagged `asks`, in outputs/shards; every record store gets only the rows of this shard.
     prepare: called with the plan before the notebook is executed, while its folder is locked.
-    A killed or failed run starts again in its folder, where the record store still has what was computed.
-    Raises FileNotFoundError (no such notebook), ParameterError and DiskError (before anything starts: nothing can be
-    written to outputs), RunError (the notebook failed: it is kept as run.error.ipynb; or the disk is full).
+    A killed or failed run starts again in its folder, where the record store still has the computed rows.
+    Raises FileNotFoundError (no such notebook), ParameterError and DiskError (before the start: nothing can be
+    written to outputs), RunError (the notebook failed and is kept as run.error.ipynb, or the disk is full).
     """
     check_writable(Path(outputs or load_settings().outputs), "outputs")
     plan = plan_run(notebook, parameters, outputs=outputs, progress=progress)

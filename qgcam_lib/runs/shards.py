@@ -28,13 +28,13 @@ from ..storage.rows import MapStore, RecordStore
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #5a4d0008
 def _made_from(record: Mapping[str, Any]) -> dict[str, str]:
-    """What decided a recorded run, by name: its notebook, its code, its data and weights, each with a checksum."""
+    """The checksums that determine a recorded run, by name: its notebook, its code, its data and weights."""
     entries = [(f"{group} {one['path']}", one["sha256"]) for group in ("data", "weights") for one in record[group]]
     return {"notebook": record["notebook_sha256"], "code": record["code_sha256"], **dict(entries)}
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #2121cd9a
 def _why_not(plan: RunPlan) -> str:
-    """Why there is no finished shard of this plan: how the one that there is ended, or what another was made from."""
+    """Why this plan has no finished shard: the shard's status, or what changed after an earlier shard was computed."""
     if record := read_run(plan.folder):
         return f"its status is {record['status']!r}"
     here = _made_from({"notebook_sha256": plan.sha256, "code_sha256": plan.code, **plan.inputs})
@@ -48,7 +48,7 @@ def _why_not(plan: RunPlan) -> str:
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #9ecbc7df
 def _take(source: Path, target: Path) -> None:
-    """Read the rows or maps of one store into another that does not have them, see `take_shards`."""
+    """Copy the rows or maps that the store `target` lacks from the store `source`, see `take_shards`."""
     kind = MapStore if MapStore.is_store(source) else RecordStore
     there, here = kind(source), kind(target)
     here.bind(there.config)
@@ -63,8 +63,8 @@ def _take(source: Path, target: Path) -> None:
 def take_shards(plan: RunPlan, n: int) -> list[dict[str, Any]]:
     """Fill the stores of a run with the rows and maps of its n shards; returns the shards' records.
 
-    Errors: RunError for a shard that is not finished, was made from other data, weights or code, or whose files were
-    changed; StoreError where two shards' stores were made under different settings. Both name what differs.
+    Errors: RunError for a shard that is not finished, was computed from other data, weights or code, or has changed
+    files; StoreError if two shards' stores have different settings. Both messages name the difference.
     """
     shards = [as_shard(plan, f"{k}/{n}") for k in range(1, n + 1)]
     for one in shards:
@@ -79,7 +79,7 @@ def take_shards(plan: RunPlan, n: int) -> list[dict[str, Any]]:
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #5a4d000b
 def _compute_shard(plan: RunPlan, parameters: str, options: list[str], threads: int) -> None:
-    """Compute one shard in a process of its own; RunError with its last words when it fails."""
+    """Compute one shard in a separate process; RunError with the end of its error output if it fails."""
     command = [sys.executable, "-m", "qgcam_lib.cli", "run", str(plan.notebook), "--file", parameters, "--shard",
                plan.shard, "--quiet", "--outputs", str(plan.folder.parents[2]), *options]
     done = subprocess.run(command, env=os.environ | {"QGCAM_THREADS": str(threads)}, stdout=subprocess.DEVNULL,
@@ -90,7 +90,7 @@ def _compute_shard(plan: RunPlan, parameters: str, options: list[str], threads: 
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #ff3a5434
 def _gather(notebook: str | Path, parameters: Mapping[str, Any] | None, n: int, **options: Any) -> RunResult:
-    """The run whose stores are filled from its n shards; its record says what these took."""
+    """Execute a run with its stores filled from n shards; the record lists the shards' time and memory."""
     records: list[dict[str, Any]] = []
     result = run_notebook(notebook, parameters, prepare=lambda plan: records.extend(take_shards(plan, n)), **options)
     if records:
@@ -102,10 +102,10 @@ def _gather(notebook: str | Path, parameters: Mapping[str, Any] | None, n: int, 
 def run_shards(notebook: str | Path, parameters: Mapping[str, Any] | None = None, n: int = 2, *,
                outputs: str | Path | None = None, force: bool = False, timeout: int | None = None,
                progress: bool = True, say: Callable[[str], object] = warnings.warn) -> RunResult:
-    """A run, computed in n shards, each a process of its own; those that are finished are not computed again.
+    """Execute a run in n shards, each in a separate process; finished shards are not computed again.
 
-    Arguments, result and errors as `run_notebook`; also RunError for a shard that failed. The run's record says under
-    "shards" how long each took and what memory.
+    Arguments, result and errors as in `run_notebook`; also RunError for a failed shard. The run's record lists each
+    shard's time and memory under "shards".
     """
     plan = plan_run(notebook, parameters, outputs=outputs, progress=progress)
     shards = [as_shard(plan, f"{k}/{n}") for k in range(1, n + 1)]
@@ -124,8 +124,8 @@ def run_shards(notebook: str | Path, parameters: Mapping[str, Any] | None = None
 # %% ../../nbs/lib/runs/12_shards.ipynb #ef5a442f
 def run_parts(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, shards: int = 1, shard: str = "",
               **options: Any) -> RunResult:
-    """The command `qgcam run`. shards: number of shards. shard: "k/n" computes only this one of n, "gather/n" the run
-    from n finished shards; "" the run. options, result and errors as `run_notebook`; ValueError for both."""
+    """The command `qgcam run`. shards: number of shards. shard: "k/n" computes only the k-th of n shards, "gather/n"
+    the run from n finished shards; "" the run. options, result and errors as in `run_notebook`; ValueError for both."""
     if shard and shards > 1:
         raise ValueError(f"shard, shards: expected one of them, got {shard!r} and {shards}")
     what, _, n = shard.partition("/")
@@ -136,11 +136,11 @@ def run_parts(notebook: str | Path, parameters: Mapping[str, Any] | None = None,
     return run_notebook(notebook, parameters, shard=shard, **options)
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #f0ca0006
-_MANY = 10**6  # shards: one batch is left of every asking
+_MANY = 10**6  # shards, so many that each store gets a single batch
 
 
 def _sizes(folder: Path) -> dict[str, dict[str, float]]:
-    """Of each store of a shard: what its asking noted, and its bytes with those of its maps."""
+    """For each store of a shard: the measurements of its queries, and its bytes including its maps."""
     sizes = {}
     for note in sorted(folder.rglob(SHARD_FILE)):
         places = (note.parent, note.parent.with_name(note.parent.name + "-maps"))
@@ -151,11 +151,11 @@ def _sizes(folder: Path) -> dict[str, dict[str, float]]:
 # %% ../../nbs/lib/runs/12_shards.ipynb #7e947768
 def calibrate(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, seconds: float = 20.0,
               progress: bool = False) -> dict[str, Any]:
-    """The cost of a run: fixed (seconds of every shard), pictures, asking (seconds of all pictures), bytes of the
-    stores, memory_mb (peak, None: unknown).
+    """The cost of a run: fixed (seconds per shard), pictures (number of images), asking (seconds for all images), bytes
+    (of the stores), memory_mb (peak, None if unknown), device, machine.
 
-    seconds: of asking that are measured. Arguments and errors as `run_notebook`, and RunError for a notebook without a
-    cell tagged `asks`.
+    seconds: duration of the measured queries. Other arguments and errors as in `run_notebook`; also RunError for a
+    notebook without a cell tagged `asks`.
     """
     with tempfile.TemporaryDirectory(prefix="qgcam-plan-") as folder:
         def measure(n: int) -> tuple[dict, dict]:
@@ -186,12 +186,12 @@ def _plan_file(plan: RunPlan) -> Path:
 
 
 def read_plan(plan: RunPlan) -> dict[str, Any]:
-    """The measurements of `forecast` for a run, see `calibrate`; {} if there are none."""
+    """The measurements that `forecast` stored for a run, see `calibrate`; {} if there are none."""
     return read_json(_plan_file(plan)) if _plan_file(plan).is_file() else {}
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #cf1bf301
 def _took(plan: RunPlan, n: int) -> dict[str, Any]:
-    """Seconds and memory of the longest of n finished shards, of the run itself for n = 1; {} where one is missing."""
+    """Largest seconds and memory among n finished shards, or of the run itself for n = 1; {} if a shard is missing."""
     records = [read_run(as_shard(plan, f"{k}/{n}" if n > 1 else "").folder) for k in range(1, n + 1)]
     if any(record.get("status") != "ok" for record in records):
         return {}
@@ -201,11 +201,11 @@ def _took(plan: RunPlan, n: int) -> dict[str, Any]:
 # %% ../../nbs/lib/runs/12_shards.ipynb #6d128038
 def forecast(notebook: str | Path, parameters: Mapping[str, Any] | None = None, shards: Iterable[int] = (1, 2, 4, 8), *,
              outputs: str | Path | None = None, again: bool = False, progress: bool = False) -> pd.DataFrame:
-    """A row a number of shards: shards, hours (of one), all_hours, memory_mb (of one), disk_mb (of all), took_hours and
-    took_mb of a run that is there, ratio (took to forecast), NaN before.
+    """One row per number of shards: shards, hours (of one), all_hours, memory_mb (of one), disk_mb (of all), took_hours
+    and took_mb (measured on a finished run, else missing), ratio (measured to forecast hours).
 
-    A calibration is kept in outputs/plans under the run's id. again: calibrate anew. Other arguments as `run_notebook`.
-    `attrs`: of `calibrate`.
+    The calibration is stored in outputs/plans under the run's id. again: calibrate again. Other arguments as in
+    `run_notebook`. `attrs`: result of `calibrate`.
     """
     plan = plan_run(notebook, parameters, outputs=outputs, progress=progress)
     if again or not read_plan(plan):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/lib/runs/07_show.ipynb #f8d0f0dc
 def _show_figure(run: Run, figure: Any, name: str, caption: str, alt: str) -> Picture:
-    """Save a figure (or the figure of axes or of a seaborn grid), close it, and return its picture."""
+    """Save a figure (or the figure of axes or of a seaborn grid), close it, and return it as a `Picture`."""
     from matplotlib import pyplot
 
     figure = as_figure(figure)
@@ -37,14 +37,14 @@ def _show_figure(run: Run, figure: Any, name: str, caption: str, alt: str) -> Pi
 def show(self: Run, what: "pd.DataFrame | Any", name: str, caption: str = "", *, form: Any = None,
          index: bool = False, marks: "pd.DataFrame | None" = None, precision: int = 3, head: int | None = None,
          alt: str = "") -> Any:
-    """Save a table or a figure under `name` and return what shows it: the last line of a cell.
+    """Save a table or a figure under `name` and return its display object, for the last line of a cell.
 
-    what: a frame or a MarkedTable (kept whole by `save_table`), or a matplotlib figure (kept by `save_figure`, then
-    closed). caption: above a table, below a figure, and in run.json, with the
-    name of the data where the run has it (`Run.on`). form, index, marks, precision, head: as in `page.table.show`.
-    alt: the text that stands for a figure where it cannot be seen; when empty, the figure's own (`qgcam_alt`, which our
-    figure functions set) or the caption. A frame without rows shows its caption and "none". TypeError for anything
-    else, ValueError for a figure without a text.
+    what: a frame or a MarkedTable (saved with all rows by `save_table`), or a matplotlib figure (saved by
+    `save_figure`, then closed). caption: shown above a table, below a figure, and stored in run.json, with the name of
+    the data if the run has one (`Run.on`). form, index, marks, precision, head: as in `page.table.show`. alt:
+    alternative text of a figure; if empty, the attribute `qgcam_alt` (set by our figure functions) or the caption.
+    A frame without rows shows its caption and "none". TypeError for other types, ValueError for a figure without an
+    alternative text.
     """
     if hasattr(what, "marks"):
         what, marks, index, saved, caption = what.frame, what.marks, True, what.flat(), caption or what.caption
@@ -62,7 +62,7 @@ def show(self: Run, what: "pd.DataFrame | Any", name: str, caption: str = "", *,
 # %% ../../nbs/lib/runs/07_show.ipynb #74e0d793
 @patch
 def show_card(self: Run, card: Card, name: str) -> Card:
-    """Save a card as the table `name`, a row a field of its record, and return it: the last line of a cell."""
+    """Save a card as the table `name`, one row per field of its record, and return it, for the last line of a cell."""
     import pandas as pd
 
     fields = [(str(key), fact_text(value)) for key, value in (card.full or card.facts).items()]
@@ -72,7 +72,7 @@ def show_card(self: Run, card: Card, name: str) -> Card:
 # %% ../../nbs/lib/runs/07_show.ipynb #938a94ca
 @dataclass
 class FirstScreen:
-    """A result box on the page that waits for its answer, and the place of a figure below; `first_screen` makes it."""
+    """A result box without an answer yet, and the place for a figure below it; created by `first_screen`."""
 
     question: str
     box: Any
@@ -80,11 +80,11 @@ class FirstScreen:
 
     def fill(self, run: Run, answer: str, effect: str | Sequence[str] = (), differs: str | Sequence[str] = (),
              figure: Any = None, caption: str = "") -> None:
-        """Write the answer into the box and, as `result_box`, into the results of run.json; show the figure below it.
+        """Write the answer into the box and, as `result_box`, into the results in run.json; show the figure below it.
 
-        answer: one sentence; effect: each with its interval and n, the first is seen (with the name of the data, where
-        the answer lacks it), the others are folded; differs: what differs from the paper, folded; plain texts, shown as
-        they are. figure: one that answers at a glance, kept as figures/first_screen; caption: what it shows. ValueError
+        answer: one sentence; effect: sentences with interval and n, the first one visible (with the name of the data if
+        the answer lacks it), the others folded; differs: the differences from the paper, folded; all are plain texts.
+        figure: a figure that answers at a glance, saved as figures/first_screen; caption: its caption. ValueError
         without an answer.
         """
         answer, effect = " ".join(as_lines(answer)), as_lines(effect)
@@ -103,7 +103,7 @@ class FirstScreen:
 
 # %% ../../nbs/lib/runs/07_show.ipynb #f264b07d
 def first_screen(question: str) -> FirstScreen:
-    """Show a box with the question at this place of the page, "being computed" until `fill` is called."""
+    """Show a box with the question here; its answer is "being computed" until `fill` is called."""
     from IPython.display import display
 
     return FirstScreen(question, *(display(what, display_id=True) for what in (ResultBox(question), Notes(""))))

@@ -34,8 +34,8 @@ from ..storage.files import read_json
 # %% ../../nbs/lib/runs/13_start.ipynb #stt0005
 @dataclass(frozen=True)
 class Front:
-    """The first screen of a stored notebook; what a notebook lacks is empty. about: the sentence below its title;
-    question, answer, effect: of its result box; picture: its first figure (PNG in base64), alt: the text for it."""
+    """The first screen of a stored notebook; missing fields are empty. about: the paragraph below the title;
+    question, answer, effect: from the result box; picture: the first figure (PNG in base64), alt: its text."""
 
     path: Path
     title: str
@@ -49,13 +49,13 @@ class Front:
 
 # %% ../../nbs/lib/runs/13_start.ipynb #b369b042
 def _box_rows(html: str) -> dict[str, str]:
-    "The rows of a result box as plain texts by their names."
+    "The rows of a result box: name -> plain text."
     rows = re.findall(r"(?s)<th[^>]*>(Question|Answer|Effect)</th><td[^>]*>(.*?)</td>", html)
     return {name.lower(): unescape(re.sub(r"<[^>]+>", "", text)) for name, text in rows}
 
 # %% ../../nbs/lib/runs/13_start.ipynb #4c0cbca8
 def read_front(notebook: str | Path) -> Front:
-    """The first screen of a notebook, from its stored outputs. OSError or FormatError for a file that is none."""
+    """The first screen of a notebook, from its stored outputs. OSError or FormatError for an unreadable file."""
     cells = read_json(notebook)["cells"]
     title, _, rest = "".join(cells[0]["source"]).partition("\n")
     about = next((one for one in re.split(r"\n\s*\n", rest) if one.strip()), "").strip().removeprefix("> ")
@@ -70,13 +70,13 @@ def read_front(notebook: str | Path) -> Front:
 
 # %% ../../nbs/lib/runs/13_start.ipynb #stt0010
 def read_lessons(folder: str | Path = ROOT / "nbs" / "lessons") -> list[Front]:
-    """The first screens of the lessons, then of the other notebooks of the folder, each in the order of their names."""
+    """The first screens of the lessons, and of the folder's other notebooks, in the order of their file names."""
     return [read_front(path) for path in sorted(Path(folder).glob("*.ipynb"))]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """HTML that a notebook shows; its text where there is no HTML."""
+    """HTML to show in a notebook; as plain text where HTML is not supported."""
 
     html: str
 
@@ -88,7 +88,7 @@ class Shown:
 
 # %% ../../nbs/lib/runs/13_start.ipynb #6db84758
 def lesson_list(folder: str | Path = ROOT / "nbs" / "lessons", here: str | Path = ROOT / "nbs") -> Shown:
-    """The lessons with the minutes each takes, as links seen from the folder `here`."""
+    """The lessons as links relative to the folder `here`, with the minutes of each."""
     rows = [f"<tr><td style='text-align:left'>{link(one.title, relpath(one.path, here))}</td>"
             f"<td>{f'{one.minutes} min' if one.minutes else ''}</td></tr>" for one in read_lessons(folder)]
     return Shown(f"<table>{''.join(rows)}</table>")
@@ -96,7 +96,7 @@ def lesson_list(folder: str | Path = ROOT / "nbs" / "lessons", here: str | Path 
 # %% ../../nbs/lib/runs/13_start.ipynb #stt0014
 def paper_list(folder: str | Path = ROOT / "nbs" / "papers", here: str | Path = ROOT / "nbs",
                contents: Contents | None = None) -> Shown:
-    """The papers, each with picture, question and answer of its first notebook; links are seen from `here`."""
+    """The papers, each with figure, question and answer of its first notebook; links are relative to `here`."""
     contents, rows, left = contents or read_contents(Path(folder) / "contents.toml"), [], "text-align:left"
     for paper in dict.fromkeys(contents.papers.values()):
         fronts = [read_front(Path(folder) / f"{name}.ipynb") for name, one in contents.papers.items() if one == paper]
@@ -110,7 +110,7 @@ def paper_list(folder: str | Path = ROOT / "nbs" / "papers", here: str | Path = 
 # %% ../../nbs/lib/runs/13_start.ipynb #stt0017
 def run_list(outputs: str | Path | None = None, here: str | Path = ROOT / "nbs", limit: int = 15, *,
              say: Callable[[str], object] = lambda text: None) -> Shown:
-    """The newest `limit` runs: when, notebook, status, answer, and a link to each page, seen from `here`.
+    """The newest `limit` runs: start time, notebook, status, answer, and a link to each page, relative to `here`.
 
     outputs, say: as in `find_runs`.
     """
@@ -129,7 +129,7 @@ def run_list(outputs: str | Path | None = None, here: str | Path = ROOT / "nbs",
 
 # %% ../../nbs/lib/runs/13_start.ipynb #frm0005
 def as_text(value: Any) -> str:
-    """A value of a parameter as the text that means it."""
+    """The value of a parameter as text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -146,9 +146,9 @@ def field_of(parameter: Parameter) -> Any:
 
 # %% ../../nbs/lib/runs/13_start.ipynb #frm0008
 class RunForm:
-    """A form over the paper notebooks of a folder; `widget` shows it. here: the folder from which its links are seen.
+    """A form for the paper notebooks of a folder; `widget` shows it. here: the folder to which links are relative.
 
-    outputs: of the runs; None: the settings' folder. Needs ipywidgets (MissingExtra says how to get it).
+    outputs: folder of the runs, None for the one from the settings. Needs ipywidgets (otherwise MissingExtra).
     """
 
     def __init__(self, folder: str | Path = ROOT / "nbs" / "papers", outputs: str | Path | None = None,
@@ -183,7 +183,7 @@ class RunForm:
         self._check()
 
     def _check(self, _: Any = None) -> dict[str, Any] | None:
-        """The values that differ from the defaults; None, with the reasons shown, where one does not fit."""
+        """The values that differ from the defaults; None if a value is invalid, with the reasons shown in the form."""
         values, faults = {}, []
         for field, one in zip(self.inputs, self.parameters.values()):
             try:
@@ -198,7 +198,7 @@ class RunForm:
 # %% ../../nbs/lib/runs/13_start.ipynb #frm0010
 @patch
 def run(self: RunForm) -> None:
-    """Start the run with the values of the form; the bar, and at the end the link to its page, follow by themselves."""
+    """Start the run with the values of the form; the bar and, at the end, the link to its page update automatically."""
     if self.process is not None or (values := self._check()) is None:
         return
     pairs = [part for name, value in values.items() for part in ("-p", f"{name}={value}")]
@@ -214,7 +214,7 @@ def run(self: RunForm) -> None:
 # %% ../../nbs/lib/runs/13_start.ipynb #f19ab2ed
 @patch
 def end(self: RunForm) -> None:
-    """Stop the run; started again, it goes on with what it has computed."""
+    """Stop the run; a restarted run resumes from the stored rows."""
     if self.process is not None:
         self.process.terminate()
 
@@ -227,7 +227,7 @@ def refresh(self: RunForm) -> None:
 # %% ../../nbs/lib/runs/13_start.ipynb #c3b90d43
 @patch
 def _follow(self: RunForm) -> None:
-    """Read what the command says until it ends: the percentage of its bar, then its answer."""
+    """Read the output of the command until it ends: the percentage of its bar, then its JSON result."""
     output = b""
     while piece := self.process.stderr.read1(4096):
         output = (output + piece)[-8192:]

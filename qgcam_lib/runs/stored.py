@@ -20,7 +20,7 @@ from .runner import notebook_source
 from ..storage.files import sha256_of, write_whole
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #2297f387
-MAX_BYTES = 1_500_000  # of a stored notebook
+MAX_BYTES = 1_500_000  # maximum size of a stored notebook
 _UNFIT = {
     "a path of this machine": r"(?<![\w/.:])/(?:home|root|work|tmp|Users|mnt|srv|var|opt|usr)/\w|[A-Z]:\\Users",
     "a warning": r"\b\w*Warning: ",
@@ -30,7 +30,7 @@ _UNFIT = {
 
 
 def _texts(output: Any) -> Iterator[tuple[str, str]]:
-    """The texts of an output as pairs (kind, text), without pictures."""
+    """The texts of an output as pairs (kind, text), without images."""
     if output.output_type == "stream":
         yield output.name, "".join(output.text)
     for kind, text in output.get("data", {}).items():
@@ -39,7 +39,7 @@ def _texts(output: Any) -> Iterator[tuple[str, str]]:
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #fec24337
 def _faults(output: Any) -> Iterator[str]:
-    """What in an output must not be stored."""
+    """The reasons why an output must not be stored."""
     if output.output_type == "error":
         yield f"an error ({output.ename})"
     for kind, text in _texts(output):
@@ -56,7 +56,7 @@ def _faults(output: Any) -> Iterator[str]:
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #e2772fc6
 def unfit_outputs(notebook: Any) -> list[str]:
-    """Stored content that a notebook (a path or node) should not have, one line each: 'cell 3 (first line of it): a
+    """Stored content that a notebook (path or node) must not have, one line per finding: 'cell 3 (first line of it): a
     warning'."""
     faults = []
     for number, cell in enumerate(read_notebook(notebook).cells):
@@ -67,7 +67,7 @@ def unfit_outputs(notebook: Any) -> list[str]:
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #44363b2c
 _BAR = re.compile(r"\d+%\|.*|\d+it \[.*")
-_WIDGET = "application/vnd.jupyter.widget-view+json"  # tqdm's bar in a notebook
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # tqdm's progress bar in a notebook
 
 
 def _is_bar(text: str | list[str]) -> bool:
@@ -75,7 +75,7 @@ def _is_bar(text: str | list[str]) -> bool:
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #8d583075
 def _kept_outputs(cell: Any) -> list[Any]:
-    """A cell's outputs in the form of this project: without counts, and without what is only a progress bar."""
+    """A cell's outputs in their stored form: without execution counts and outputs that are only progress bars."""
     bars = _is_bar(["".join(o.text) for o in cell.outputs if o.get("name") == "stderr"])
     outputs = [deepcopy(o) for o in cell.outputs if not (bars and o.get("name") == "stderr")]
     outputs = [o for o in outputs if not (_WIDGET in o.get("data", {}) and _is_bar(o.data.get("text/plain", "")))]
@@ -89,9 +89,9 @@ def _kept_outputs(cell: Any) -> list[Any]:
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #3ec59c54
 def with_outputs(source: Any, executed: Any) -> Any:
-    """A copy of the notebook `source` with the outputs of `executed`, the same code run; ValueError when it differs.
+    """A copy of the notebook `source` with the outputs of `executed`; ValueError if the code cells differ.
 
-    Cells that a runner injected are left out. Sources, ids and metadata stay those of `source`.
+    Cells injected by a runner are left out. Sources, ids and metadata are those of `source`.
     """
     made, ran = deepcopy(read_notebook(source)), read_notebook(executed)
     mine = [cell for cell in made.cells if cell.cell_type == "code"]
@@ -108,10 +108,10 @@ def with_outputs(source: Any, executed: Any) -> Any:
 def store_run(folder: str | Path, notebook: str | Path, references: str | Path = REFERENCES) -> Path:
     """Store the outputs of the finished run in `folder` in its notebook, and its numbers in references/NOTEBOOK.
 
-    The notebook's sources stay; its metadata get "qgcam": run_id, parameters that differ from the parameters cell,
-    started, commit, code_cells_sha256. Returns the notebook's path. RunError, and nothing written, for a run that is
-    not finished, whose files have changed, that no commit names (it was computed with uncommitted changes), that ran
-    other cells, or whose outputs should not be stored.
+    The notebook keeps its sources; its metadata get "qgcam": run_id, parameters that differ from the parameters cell,
+    started, commit, code_cells_sha256. Returns the notebook's path. RunError, before anything is written, for a run
+    that is not finished, has changed files, was computed with uncommitted changes, executed other cells, or has outputs
+    that must not be stored.
     """
     folder, notebook = Path(folder), Path(notebook)
     record = finished_run(folder, ("notebook", "table"))

@@ -23,10 +23,10 @@ Group = str | Sequence[str] | None
 
 
 def group_codes(frame: pd.DataFrame, group: Group) -> tuple[np.ndarray, int]:
-    """A group number for each row (in sorted order, so that shuffling rows changes nothing) and the number of groups.
+    """A group number for each row (in sorted order, independent of the order of rows) and the number of groups.
 
-    group: a column, None when every row stands alone; two columns where a row belongs to two groups of one kind (the
-    two images of a pair), which gives codes [n, 2]. ValueError for a missing column or a missing value in it.
+    group: a column; None if every row is its own group; two columns if a row belongs to two groups of one kind (the
+    two images of a pair), which gives codes [n, 2]. ValueError for a missing column or a missing value in a column.
     """
     if group is None:
         return np.arange(len(frame)), len(frame)
@@ -49,15 +49,15 @@ def group_sums(values: np.ndarray, codes: np.ndarray, n_groups: int) -> np.ndarr
 
 
 def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    "a / b of equal or fitting shapes, NaN where b is 0."
+    "a / b with broadcasting, NaN where b is 0."
     return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=b != 0)
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #161e5e5a
-N_BOOTSTRAP = 1000  # the default number of replicates, wherever there is an interval
+N_BOOTSTRAP = 1000  # the default number of replicates for every interval
 
 
 def check_resampling(n_bootstrap: int, level: float, n_subsets: int = 0) -> None:
-    "Refuse a negative number of replicates or parts and a level outside 0..1, with ValueError."
+    "Raise ValueError for a negative number of replicates or subsets, or for a level outside 0..1."
     for name, count in (("n_bootstrap", n_bootstrap), ("n_subsets", n_subsets)):
         if count < 0:
             raise ValueError(f"{name}: expected a count >= 0, got {count!r}")
@@ -66,7 +66,7 @@ def check_resampling(n_bootstrap: int, level: float, n_subsets: int = 0) -> None
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #1d8e6186
 def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """The number of times each group is drawn, in chunks float64 [some, n_groups] that add up to n_bootstrap rows."""
+    """The number of times each group is drawn, in chunks float64 [k, n_groups] with n_bootstrap rows in total."""
     chunk = max(1, 2**22 // max(n_groups, 1))
     for k in range(0, n_bootstrap, chunk):
         size = min(chunk, n_bootstrap - k)
@@ -75,7 +75,7 @@ def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator)
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #418874a5
 def group_weights(n_groups: int, n_bootstrap: int, n_subsets: int, rng: np.random.Generator) -> np.ndarray:
-    """The weights of each group: all once, then bootstrap replicates, then subsets of 90 % without replacement.
+    """The weights of each group: a row of ones, bootstrap replicates, and subsets of 90 % without replacement.
 
     Returns float64 [1 + n_bootstrap + n_subsets, n_groups].
     """
@@ -87,10 +87,10 @@ def group_weights(n_groups: int, n_bootstrap: int, n_subsets: int, rng: np.rando
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #129fe99d
 def mean_replicates(values: np.ndarray, codes: np.ndarray, n_groups: int, n_bootstrap: int,
                     rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Means of the columns of `values` [n, m], then the same in bootstrap replicates: float64 [1 + n_bootstrap, m].
+    """Means of the columns of `values` [n, m], followed by their bootstrap replicates: float64 [1 + n_bootstrap, m].
 
-    codes: group of each row [n], or both groups of each row [n, 2]. NaN values are left out. Also int [m]: how many
-    groups have a defined value.
+    codes: group of each row [n], or both groups of each row [n, 2]. NaN values are left out. Also returns int [m]: the
+    number of groups with a defined value.
     """
     m, defined = values.shape[1], ~np.isnan(values)
     both = np.hstack([np.where(defined, values, 0), defined])
@@ -110,10 +110,10 @@ def mean_replicates(values: np.ndarray, codes: np.ndarray, n_groups: int, n_boot
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #feb6155a
 def effective_groups(counts: np.ndarray) -> np.ndarray:
-    """Kish's effective number of groups, (sum n)^2 / sum n^2, from rows of each group [n_groups, m]: float64 [m].
+    """Kish's effective number of groups, (sum n)^2 / sum n^2, from the rows per group [n_groups, m]: float64 [m].
 
-    As many as there are groups with rows where those are of one size, towards 1 where one holds nearly all; NaN without
-    a row. Source: Kish, 1965, "Survey Sampling", section 11.7.
+    Equals the number of groups with rows if they all have the same size, and is near 1 if one group has nearly all
+    rows; NaN without a row. Source: Kish, 1965, "Survey Sampling", section 11.7.
     """
     total, squares = counts.sum(0, dtype=np.float64), np.square(counts, dtype=np.float64).sum(0)
     return np.divide(total**2, squares, out=np.full(squares.shape, np.nan), where=squares > 0)
@@ -123,14 +123,14 @@ _AT, _WEIGHT = (part[:, None] for part in np.polynomial.legendre.leggauss(96))
 
 
 def _t_mass(start: np.ndarray, stop: np.ndarray, df: np.ndarray) -> np.ndarray:
-    "Mass of Student's t between two angles in 0..pi / 2, each [m]."
+    "Probability of Student's t between two angles in 0..pi / 2, each [m]."
     half = (stop - start) / 2
     height = np.exp([lgamma((n + 1) / 2) - lgamma(n / 2) for n in df]) / pi**0.5
     return height * half * (_WEIGHT * np.cos(start + half * (1 + _AT)) ** (df - 1)).sum(0)
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #86aabde1
 def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
-    """The t that contains the middle `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."""
+    """The t for which -t..t contains `level` of Student's t with df [m] degrees of freedom, 1 to infinity: [m]."""
     uncapped, angle, z = np.asarray(df, np.float64), np.zeros(np.shape(df)), NormalDist().inv_cdf((1 + level) / 2)
     df = np.minimum(uncapped, 1e5)
     height = np.exp([lgamma((n + 1) / 2) - lgamma(n / 2) for n in df]) / pi**0.5
@@ -143,7 +143,7 @@ def t_quantile(df: np.ndarray, level: float) -> np.ndarray:
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #e52dc34c
 def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
-    "The share of Student's t beyond -|t| and |t|, each [m]."
+    "The probability of Student's t below -|t| or above |t|: [m]."
     angle = np.arctan(np.abs(t) / np.sqrt(df))
     body = 2 * _t_mass(np.zeros_like(angle), angle, df)
     return np.where(body < 1 - 1e-7, 1 - body, 2 * _t_mass(angle, np.full_like(angle, pi / 2), df))
@@ -151,13 +151,13 @@ def t_tails(t: np.ndarray, df: np.ndarray) -> np.ndarray:
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #96196f95
 @dataclass(frozen=True)
 class Estimate:
-    """m scores, ready for an interval; each field is an array [m].
+    """m scores with the quantities for their intervals; each field is an array [m].
 
-    value: the scores. centre: where the interval is drawn around, the value minus its known bias. variance, df: of the
-    scores, and its degrees of freedom; NaN with fewer than two groups. at_end: variance of a score of 0..1 over value
-    x (1 - value), for where all rows are at one end and show none. spread: variance among the rows, 0 where the score
-    is no mean. rows, size: how many rows, and how many in the group of a row; infinite where the score is no mean.
-    groups, effective: how many there are, see `effective_groups`.
+    value: the scores. centre: the centre of the interval, which is the value minus its known bias. variance, df: the
+    scores' variance and its degrees of freedom; NaN with fewer than two groups. at_end: variance of a score in 0..1
+    over value x (1 - value), for rows that are all at one end and have no variance. spread: variance among the rows, 0
+    if the score is no mean. rows, size: number of rows, and of rows in the group of a row (mean); infinite if the score
+    is no mean. groups, effective: number of groups, and their effective number, see `effective_groups`.
     """
 
     value: np.ndarray
@@ -173,7 +173,7 @@ class Estimate:
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #ae557527
 def join_estimates(parts: Sequence[Estimate]) -> Estimate:
-    "The scores of several estimates, one after the other."
+    "The concatenated scores of several estimates."
     return Estimate(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Estimate)))
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #da6d4021
@@ -181,7 +181,7 @@ ASSUMED_ICC, ASSUMED_DF = 0.25, 2.0
 
 
 def _informed(pieces: np.ndarray, groups: np.ndarray, effective: np.ndarray) -> np.ndarray:
-    "Degrees of freedom of a sum of squared pieces [n_groups, m], by the spread of the squares: [m]; 2 where all are 0."
+    "Degrees of freedom of a sum of squared pieces [n_groups, m], from the spread of the squares: [m]; 2 if all are 0."
     squares = np.square(pieces)
     total = squares.sum(0)
     spread = np.square(squares).sum(0) - total**2 / np.maximum(groups, 1)
@@ -191,8 +191,8 @@ def _informed(pieces: np.ndarray, groups: np.ndarray, effective: np.ndarray) -> 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #d1c32b9b
 def _estimate(value: np.ndarray, pieces: np.ndarray, counts: np.ndarray, spread: np.ndarray, rows: np.ndarray,
               total: np.ndarray) -> Estimate:
-    """From the groups' deviations, pieces [n_groups, m], and total, the variance that they show; counts: [n_groups, m];
-    spread: variance among the rows; rows: how many."""
+    """The estimate from the groups' deviations, pieces [n_groups, m], and their variance, total; counts: rows per group
+    [n_groups, m]; spread: variance among the rows; rows: number of rows."""
     groups, effective = (counts > 0).sum(0), effective_groups(counts)
     size = counts.sum(0) / effective  # sum n^2 / sum n
     assumed = 1 + ASSUMED_ICC * (size - 1)
@@ -206,20 +206,20 @@ def _estimate(value: np.ndarray, pieces: np.ndarray, counts: np.ndarray, spread:
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #77d76c49
 def of_means(sums: np.ndarray, counts: np.ndarray, squares: np.ndarray) -> Estimate:
-    """Means over rows of whole groups. sums, counts: of the defined values of each group, [n_groups, m]; squares: [m],
-    the sum of all squared values."""
+    """Means over the rows of groups. sums, counts: sum and number of the defined values in each group, [n_groups, m];
+    squares: sum of all squared values, [m]."""
     total = counts.sum(0).astype(np.float64)
     rows = np.where(total > 0, total, np.nan)
     value, share = sums.sum(0) / rows, counts / rows
     pieces = (sums - value * counts) / rows / np.sqrt(np.where(share < 1, 1 - share, np.nan))
     spread = squares / rows - value**2
-    spread = np.where(spread > 1e-12 * squares / rows, spread, 0.0)  # the rest is rounding
+    spread = np.where(spread > 1e-12 * squares / rows, spread, 0.0)  # below is rounding error
     return _estimate(value, pieces, counts, spread, rows, np.square(pieces).sum(0))
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #72555be0
 def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
-    """Means of values [n, m] (NaN left out) whose rows belong to two groups each, codes [n, 2]. As many groups are in
-    effect as there are rows at most."""
+    """Means of values [n, m] (NaN left out) whose rows belong to two groups each, codes [n, 2]. The effective number of
+    groups is at most the number of rows."""
     there = ~np.isnan(values)
     total = there.sum(0).astype(np.float64)
     rows = np.where(total > 0, total, np.nan)
@@ -242,8 +242,8 @@ def of_pairs(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #ccef16f4
 def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray | int,
                   effective: np.ndarray | float) -> Estimate:
-    """Scores [m] with their bootstrap replicates [R, m], of which at least two must be defined; groups, effective: the
-    number of groups, [m] or one for all."""
+    """Scores [m] with their bootstrap replicates [R, m], at least two of them defined; groups, effective: number and
+    effective number of groups, [m] or one for all."""
     groups, effective = (np.broadcast_to(number, value.shape) for number in (groups, effective))
     df = np.maximum(effective - 1, 1)
     defined = ~np.isnan(replicates)
@@ -256,7 +256,7 @@ def of_replicates(value: np.ndarray, replicates: np.ndarray, groups: np.ndarray 
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #61abfa43
 def _between_ends(estimate: Estimate, base: np.ndarray, width: np.ndarray, level: float) -> np.ndarray:
-    "Low and high end [2, m] of scores in base..base + width, on the scale 0..1."
+    "Lower and upper bounds [2, m] for scores in base..base + width, on the scale 0..1."
     centre = np.clip((estimate.centre - base) / width, 0, 1)
     room = centre * (1 - centre)
     free = room > 1e-12
@@ -271,10 +271,10 @@ def _between_ends(estimate: Estimate, base: np.ndarray, width: np.ndarray, level
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #a9bd14e1
 def cluster_interval(estimate: Estimate, level: float = 0.95,
                      ranges: Sequence[tuple[float, float]] | None = None) -> np.ndarray:
-    """Low and high end of the interval of each score: float64 [2, m].
+    """Lower and upper bounds of the interval of each score: float64 [2, m].
 
-    ranges: lowest and highest possible value of each score; with an infinite end, or None, it is centre -+ t standard
-    errors. A value outside its range is treated as without ends. NaN with fewer than two groups.
+    ranges: lowest and highest possible value of each score; with an infinite bound, or None, the interval is centre -+
+    t standard errors. A value outside its range is treated as unbounded. NaN with fewer than two groups.
     """
     limits = [(-np.inf, np.inf)] * len(estimate.value) if ranges is None else list(ranges)
     low, high = np.array(limits, np.float64).reshape(-1, 2).T
@@ -283,12 +283,12 @@ def cluster_interval(estimate: Estimate, level: float = 0.95,
     base, width = np.where(bounded, low, 0), np.where(bounded, high - low, 1)
     inside = base + width * _between_ends(estimate, base, width, level)
     ends = np.where(bounded, np.clip(inside, base, base + width), ends)
-    ends = np.array([np.minimum(ends[0], estimate.value), np.maximum(ends[1], estimate.value)])  # it holds the value
+    ends = np.array([np.minimum(ends[0], estimate.value), np.maximum(ends[1], estimate.value)])  # contains value
     return np.where(np.isnan(estimate.variance), np.nan, ends)
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #183392e5
 def cluster_p(estimate: Estimate) -> np.ndarray:
-    "Two-sided p-value of each score being 0, by Student's t: [m]; 1 where nothing differs, NaN with one group."
+    "Two-sided p-value for each score being 0, from Student's t: [m]; 1 if nothing differs, NaN with one group."
     error = np.sqrt(estimate.variance)
     t = np.divide(np.abs(estimate.centre), error, out=np.where(estimate.centre == 0, 0, np.inf), where=error > 0)
     return np.where(np.isnan(error), np.nan, t_tails(t, estimate.df))
@@ -298,9 +298,9 @@ INTERVALS = ("cluster", "percentile")
 
 
 def spread_of(replicates: np.ndarray, level: float = 0.95) -> np.ndarray:
-    """Low and high end of the percentile interval and standard deviation of each column of [R, m]: float64 [3, m].
+    """Lower and upper percentile bounds and standard deviation of each column of [R, m]: float64 [3, m].
 
-    Over the defined rows; NaN with fewer than two.
+    Computed over the defined rows; NaN with fewer than two.
     """
     spread = np.full((3, replicates.shape[1]), np.nan)
     for k, column in enumerate(replicates.T):
@@ -311,7 +311,7 @@ def spread_of(replicates: np.ndarray, level: float = 0.95) -> np.ndarray:
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #bec98962
 def check_interval(interval: str) -> None:
-    "Refuse an unknown way to draw intervals, with ValueError."
+    "Raise ValueError for an unknown kind of interval."
     if interval not in INTERVALS:
         raise ValueError(f"interval: expected one of {INTERVALS}, got {interval!r}")
 
@@ -320,5 +320,5 @@ FEW_GROUPS = 30
 
 
 def few_groups(n_groups: int) -> str:
-    "The note of an interval that rests on fewer than thirty groups, or an empty text."
+    "The note for an interval from fewer than thirty groups, or an empty text."
     return f"{n_groups} groups: the interval is rough" if 1 < n_groups < FEW_GROUPS else ""

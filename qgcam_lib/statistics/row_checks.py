@@ -20,9 +20,9 @@ from ..errors import ParameterError, SuspiciousInput
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #5995b6b8
 @dataclass(frozen=True)
 class Metric:
-    """The meaning of one score column. `higher_is_better` is None for a count that has no better side.
+    """The meaning of one score column. `higher_is_better` is None for a count without a better direction.
 
-    chance: mean of a scorer that guesses; None where it is not one number (a map's score depends on the box).
+    chance: mean score of the random baseline; None if it is not a single number (a map's score depends on the box).
     """
 
     name: str
@@ -67,7 +67,7 @@ METRICS: dict[str, Metric] = {m.name: m for m in MAP_SCORES}
 
 
 def contract_table(contracts: Iterable[Metric]) -> pd.DataFrame:
-    """Contracts of any task as one table, a row a score: meaning, range, better, undefined, chance, source."""
+    """Contracts of any task as one table, one row per score: meaning, range, better, undefined, chance, source."""
     better = {True: "higher", False: "lower", None: "neither"}
     rows = [{"score": m.name, "meaning": m.summary, "range": f"{m.range[0]:g} to {m.range[1]:g}",
              "better": better[m.higher_is_better], "undefined": m.undefined_when,
@@ -75,11 +75,11 @@ def contract_table(contracts: Iterable[Metric]) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("score")
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #e391283c
-KEYS = ("words", "comparison", "class", "rival")  # what one id is asked about
+KEYS = ("words", "comparison", "class", "rival")  # columns that distinguish rows with the same id
 
 
 def _refuse_doubled(frame: pd.DataFrame, by: Sequence[str]) -> None:
-    "ParameterError where an id stands twice in a cell of `by`; rows without an id are not looked at."
+    "Raise ParameterError for a duplicate id in a cell of `by`; rows without an id are ignored."
     key = list(dict.fromkeys(["id", *by, *(name for name in KEYS if name in frame)]))
     if "id" not in frame or not (again := (frame.duplicated(key) & frame["id"].notna()).to_numpy()).any():
         return
@@ -103,14 +103,14 @@ _RANGES = {
 
 
 def range_of(name: str, contracts: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The lowest and highest value of a score, by its contract or the list of the tasks' scores; None if unknown."""
+    """The lowest and highest value of a score, from its contract or the list of task scores; None if unknown."""
     if name in contracts:
         return contracts[name].range
     return next((ends for names, ends in _RANGES.items() if re.fullmatch(names, name.partition("@")[0])), None)
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #4c16d956
 def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
-    "A column as float64 with NaN where nothing stands, or ParameterError that names the first row of another kind."
+    "A column as float64 with NaN for missing values; ParameterError names the first row that is no number."
     values = pd.to_numeric(frame[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
     if (wrong := np.isnan(values) & frame[name].notna().to_numpy()).any():
         k = int(wrong.argmax())
@@ -120,7 +120,7 @@ def _numbers(frame: pd.DataFrame, name: str) -> np.ndarray:
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #9a8fcb8e
 def _range_findings(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any]) -> list[str]:
-    "The scores that are outside their stated range."
+    "One text per score with values outside its range."
     texts = []
     for name in names:
         values = _numbers(frame, name)
@@ -135,7 +135,7 @@ def _range_findings(frame: pd.DataFrame, names: Sequence[str], contracts: Mappin
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #7a92f6ee
 def _refuse_mixed(frame: pd.DataFrame, by: Sequence[str]) -> None:
-    "ParameterError where a cell of `by` has rows of several protocols or data sets, each named by a column."
+    "Raise ParameterError if a cell of `by` has several values of protocol or fingerprint (of the data set)."
     for column in [name for name in ("protocol", "fingerprint") if name in frame and name not in by]:
         cells = frame.groupby(list(by), dropna=False, observed=True)[column] if by else frame[column]
         if (np.asarray(cells.nunique()) > 1).any():
@@ -146,11 +146,11 @@ def _refuse_mixed(frame: pd.DataFrame, by: Sequence[str]) -> None:
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #d99432f7
 def check_rows(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any], *, by: Sequence[str] = ()
                ) -> None:
-    """Refuse rows that no mean should be made of, with ParameterError (a ValueError).
+    """Raise ParameterError (a ValueError) for rows that must not be averaged.
 
-    frame: a row an example. names: its columns that are averaged. contracts: of map scores, name -> with a `range`.
-    by: columns that split the table; within a cell an id stands once, and the columns protocol and fingerprint (of the
-    data) have one value. Scores outside their range are one warning (SuspiciousInput).
+    frame: one row per example. names: its columns to average. contracts: name of a score -> contract with a `range`.
+    by: columns to group by; within a cell each id must be unique, and the columns protocol and fingerprint (of the
+    data) must have one value. Scores outside their range give one warning (SuspiciousInput).
     """
     if findings := _range_findings(frame, names, contracts):
         warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=3)
@@ -163,7 +163,7 @@ _EXAMPLE = ("image", "prompt", "text", "image_1", "image_2", "n_boxes", "box_sha
 
 
 def _rules(frame: pd.DataFrame) -> dict[str, Any]:
-    "The options that the scores of a frame depend on, a protocol by its name, from `attrs` and the column `protocol`."
+    "The options behind the scores of a frame, from `attrs` and the column `protocol` (names of protocols)."
     rules: dict[str, Any] = {}
     for place in (frame.attrs, *(frame.attrs.get(name) for name in ("settings", "scores", "options"))):
         rules |= {name: place[name] for name in _RULES if name in place} if isinstance(place, Mapping) else {}
@@ -173,7 +173,7 @@ def _rules(frame: pd.DataFrame) -> dict[str, Any]:
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #80891f0d
 def _same_value(a: Any, b: Any) -> bool:
-    "Are two options the same? A protocol by its fields, or by the name that a column gives."
+    "Whether two options are the same; protocols are compared by their fields, or by name if one is from a column."
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return {**a, "name": ""} == {**b, "name": ""}
     a, b = ([one["name"]] if isinstance(one, Mapping) and isinstance(other, list) else one
@@ -182,16 +182,16 @@ def _same_value(a: Any, b: Any) -> bool:
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #1940c908
 def without_rules(frame: pd.DataFrame, keep: Sequence[str] = ()) -> pd.DataFrame:
-    """The frame without its scoring rules and data, to compare two rules or two data sets on purpose.
+    """The frame without its scoring rules and data, for an intended comparison of two rules or two data sets.
 
-    keep: columns that stay, though they describe an example."""
+    keep: columns to keep although they describe an example."""
     bare = frame.drop(columns=[name for name in ("protocol", *_EXAMPLE) if name in frame and name not in keep])
     bare.attrs = {}
     return bare
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #f92d1559
 def _differing(a: pd.Series, b: pd.Series) -> np.ndarray:
-    "Rows in which two columns say something else; missing on both sides is no difference."
+    "Whether two columns differ in each row; values missing on both sides are equal."
     if pd.api.types.is_numeric_dtype(a) and pd.api.types.is_numeric_dtype(b):
         return ~np.isclose(*(one.to_numpy(np.float64, na_value=np.nan) for one in (a, b)), equal_nan=True)
     x, y = (one.astype(object).where(one.notna(), None).to_numpy() for one in (a, b))
@@ -199,7 +199,7 @@ def _differing(a: pd.Series, b: pd.Series) -> np.ndarray:
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #d8a7df00
 def _refuse_other_data(a: pd.DataFrame, b: pd.DataFrame) -> None:
-    "ParameterError where two runs were made from other examples."
+    "Raise ParameterError if two runs are on different examples."
     for column in [column for column in _EXAMPLE if column in a and column in b]:
         if (other := _differing(a[column], b[column])).any():
             k = int(other.argmax())
@@ -213,11 +213,11 @@ def _refuse_other_data(a: pd.DataFrame, b: pd.DataFrame) -> None:
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #5ce48b12
 def check_pair(a: pd.DataFrame, b: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any]) -> None:
-    """Refuse two runs that no difference should be made of, with ParameterError (a ValueError).
+    """Raise ParameterError (a ValueError) for two runs that must not be compared.
 
-    a, b: rows of the same examples in one order. names, contracts: as in `check_rows`. Looked at are the rules they
-    were scored by, where both say them (column protocol, or `attrs`), the fingerprint of the data set (`attrs`), and
-    what both say of an example: picture, prompt, number of boxes or candidates.
+    a, b: rows of the same examples in the same order. names, contracts: as in `check_rows`. The runs are compared in
+    their scoring rules (column protocol, or `attrs`), the fingerprint of the data set (`attrs`), and the columns that
+    describe an example (image, prompt, number of boxes or candidates), each where both runs have it.
     """
     if findings := [text for frame in (a, b) for text in _range_findings(frame, names, contracts)]:
         warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=3)

@@ -30,7 +30,7 @@ from .row_checks import METRICS, check_pair, check_rows, range_of
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #a707c91d
 def _noted(note: Sequence[str] | str, low: np.ndarray, n_groups: np.ndarray | int) -> list[str]:
-    "The notes, with the one on few groups where there is an interval."
+    "The notes, followed by the note on few groups where an interval exists."
     texts = np.broadcast_to(np.asarray(note, object), low.shape)
     few = [intervals.few_groups(int(n)) for n in np.broadcast_to(n_groups, low.shape)]
     return [str(text) if np.isnan(end) or not more else "; ".join(filter(None, [text, more]))
@@ -41,16 +41,16 @@ def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int
                  n_groups: np.ndarray | int, *, n_bootstrap: int, level: float = 0.95, estimate: Estimate | None = None,
                  ranges: Sequence[tuple[float, float]] | None = None, effective: np.ndarray | float = np.nan,
                  interval: str = "cluster", note: Sequence[str] | str = "") -> pd.DataFrame:
-    """Scores and their replicates as rows of the one summary table.
+    """Scores and their replicates as rows of the common summary table.
 
-    values: float64 [1 + n_bootstrap + n_subsets, m], the scores, then the same under the other rows of
+    values: float64 [1 + n_bootstrap + n_subsets, m], the scores, then the scores under the other rows of
     `group_weights`. n, n_undefined, n_groups: int or int [m]. effective: number of groups, see `effective_groups`.
-    interval: "cluster" (see `cluster_interval`, with `ranges`) or "percentile". estimate: for the first; None takes the
-    replicates.
-    Returns the columns metric, value, ci_low, ci_high, n (defined), n_undefined, n_groups, n_groups_effective (as many
-    equal groups), bootstrap_sd (a standard error), sd_90 (deviation over parts of 90 %, about a third of one), interval
-    ("cluster" or "percentile"), note. Interval and deviations are NaN with fewer than two groups and where they were
-    not asked for, by n_bootstrap = 0.
+    interval: "cluster" (see `cluster_interval`, with `ranges`) or "percentile". estimate: input of "cluster"; None
+    computes it from the replicates.
+    Returns the columns metric, value, ci_low, ci_high, n (defined), n_undefined, n_groups, n_groups_effective (number
+    of equal-sized groups), bootstrap_sd (a standard error), sd_90 (standard deviation over subsets of 90 %, about a
+    third of a standard error), interval ("cluster" or "percentile"), note. Interval and deviations are NaN with fewer
+    than two groups or without replicates (n_bootstrap = 0).
     """
     alone = np.asarray(n_groups) < 2
     drawn, parts = values[1 : 1 + n_bootstrap], values[1 + n_bootstrap :]
@@ -58,7 +58,7 @@ def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int
     if interval == "cluster" and n_bootstrap:
         estimate = intervals.of_replicates(values[0], drawn, n_groups, effective) if estimate is None else estimate
         low, high = np.where(alone, np.nan, intervals.cluster_interval(estimate, level, ranges))
-    if ranges is not None:  # no interval leaves the range of its score
+    if ranges is not None:  # an interval stays in the range of its score
         low, high = np.clip([low, high], *np.transpose(ranges))
     return pd.DataFrame({"metric": list(metrics), "value": values[0], "ci_low": low, "ci_high": high, "n": n,
                          "n_undefined": n_undefined, "n_groups": n_groups, "n_groups_effective": effective,
@@ -67,7 +67,7 @@ def summary_rows(metrics: Sequence[str], values: np.ndarray, n: np.ndarray | int
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #1b0e99e2
 def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> list[str]:
-    "The columns to summarise: those asked for, or every score column that the frame has."
+    "The columns to summarise: `metrics`, or every score column of the frame."
     chosen = [name for name in METRICS if name in frame] if metrics is None else metrics
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     missing = [name for name in names if name not in frame]
@@ -79,7 +79,7 @@ def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> l
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #17340113
 def _as_values(frame: pd.DataFrame, names: list[str]) -> np.ndarray:
-    "Columns as float64 [n, m]; missing of any kind becomes NaN. Infinity is refused, since it would swallow the mean."
+    "Columns as float64 [n, m]; missing values become NaN. ValueError for infinity, which would dominate the mean."
     columns = [pd.to_numeric(frame[name]).astype("Float64").to_numpy(np.float64, na_value=np.nan) for name in names]
     values = np.column_stack(columns)
     if np.isinf(values).any():
@@ -89,7 +89,7 @@ def _as_values(frame: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #d0de9c63
 def estimate_means(values: np.ndarray, codes: np.ndarray, n_groups: int) -> Estimate:
-    "Means of the columns of `values` [n, m] with their variance by group; codes: see `mean_replicates`."
+    "Means of the columns of `values` [n, m] with their variance over groups; codes: see `mean_replicates`."
     if codes.ndim == 2:
         return intervals.of_pairs(values, codes, n_groups)
     both = intervals.group_sums(np.hstack([values, np.where(np.isnan(values), np.nan, 1)]), codes, n_groups)
@@ -108,14 +108,14 @@ def ranges_of(names: Sequence[str], values: np.ndarray) -> list[tuple[float, flo
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #5e1722e2
 def observed_ranges(ranges: Sequence[tuple[float, float]], values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    "Low and high ends [m] of these ranges, an infinite one taken from the values [n, m], NaN left out."
+    "Lower and upper bounds [m] of `ranges`; infinite bounds are replaced by the extremes of the values [n, m]."
     table = pd.DataFrame(values)
     return tuple(np.where(np.isfinite(ends), ends, most) for ends, most in zip(np.transpose(ranges),
                                                                                (table.min(), table.max())))
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #bdabbd1b
 def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
-    "Why there is no interval, or an empty text."
+    "The reason for a missing interval, or an empty text."
     if n == 0:
         return "undefined in every row"
     if n_groups == 1:
@@ -125,7 +125,7 @@ def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
 # %% ../../nbs/lib/statistics/03_summary.ipynb #4b038598
 def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups: int, n_bootstrap: int, level: float,
                rng: np.random.Generator, interval: str, ranges: list[tuple[float, float]] | None) -> pd.DataFrame:
-    "The means of the columns of `values` [n, m] as rows; codes: group of each row."
+    "The means of the columns of `values` [n, m] as summary rows; codes: group of each row."
     means, groups = intervals.mean_replicates(values, codes, n_groups, n_bootstrap, rng)
     estimate, n = estimate_means(values, codes, n_groups), (~np.isnan(values)).sum(0)
     rows = summary_rows(names, means, n, len(values) - n, groups, n_bootstrap=n_bootstrap, level=level,
@@ -144,7 +144,7 @@ def _need_columns(by: Sequence[str], *frames: pd.DataFrame) -> None:
 
 
 def _each_cell(frame: pd.DataFrame, by: list[str], rows: Callable[[tuple, pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
-    "The rows of each cell of the columns `by`, behind the values of these columns, one cell below the other."
+    "The rows of all cells of the columns `by`, concatenated, with the values of these columns in front."
     cells = []
     for key, cell in frame.groupby(by, sort=True, observed=True, dropna=False):
         table = rows(key, cell)
@@ -152,28 +152,28 @@ def _each_cell(frame: pd.DataFrame, by: list[str], rows: Callable[[tuple, pd.Dat
     return pd.concat(cells, ignore_index=True) if cells else pd.DataFrame(columns=[*by, *rows((), frame)])
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #ced8d112
-TASKS: dict[frozenset[str], Callable[..., pd.DataFrame]] = {}  # columns of a task's frame -> its own summary
+TASKS: dict[frozenset[str], Callable[..., pd.DataFrame]] = {}  # columns of a task's frame -> its summary function
 
 
 def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *, by: Sequence[str] | str = (),
               group: Group = "group", n_bootstrap: int = N_BOOTSTRAP, level: float = 0.95, seed: int = 0,
               interval: str = "cluster") -> pd.DataFrame:
-    """Means of score columns with an interval that respects groups.
+    """Means of score columns with an interval clustered by group.
 
-    frame: one row an example. metrics: columns (None: all score columns present; booleans count as 0 and 1). by:
-    columns that split the table. group: the column whose rows belong together (image, pair); None when every row
-    stands alone; two columns where a row belongs to two groups, see `mean_replicates`. interval: "cluster" for
+    frame: one row per example. metrics: columns (None: all score columns present; booleans count as 0 and 1). by:
+    columns to group by. group: the column that identifies the cluster of a row (image, pair); None if every row is
+    its own cluster; two columns if a row belongs to two groups, see `mean_replicates`. interval: "cluster" for
     `intervals.cluster_interval`: Wilson's score interval (1927) with a design effect (Kish, 1965) estimated from the
     groups (CR2; Bell and McCaffrey, 2002) and averaged with an assumed one, and Student's t with Satterthwaite's (1946)
-    degrees of freedom; without Wilson's part where a score has no two ends. "percentile" for that of the bootstrap;
-    n_bootstrap=0 for none.
-    A frame of a task that has its own summary (`TASKS`: probes, referring expressions) gets that, unless metrics are
-    named.
-    Returns one row a cell and metric: *by and the columns of `summary_rows` but sd_90. value is the mean of the defined
-    rows, n_groups counts groups with a defined value, note says why an interval is missing or rough, else nothing.
-    With fewer than two groups the interval is NaN. The order of the rows changes nothing.
-    Errors: ValueError for a missing column, a missing group value, an infinite value; for an id that stands twice in a
-    cell, rows of several protocols or data sets. A score outside its range is a warning; see `row_checks.check_rows`.
+    degrees of freedom; without Wilson's part if a score is not bounded on both sides. "percentile" for the percentile
+    bootstrap; n_bootstrap=0 for no interval.
+    If metrics is None, a frame of a task with its own summary (`TASKS`: probes, referring expressions) is passed to
+    that summary.
+    Returns one row per cell and metric: *by and the columns of `summary_rows` except sd_90. value is the mean of the
+    defined rows, n_groups counts groups with a defined value, note gives the reason for a missing or rough interval.
+    With fewer than two groups the interval is NaN. The result does not depend on the order of the rows.
+    Errors: ValueError for a missing column, a missing group value, an infinite value, a duplicate id in a cell, and
+    rows of several protocols or data sets. A score outside its range gives a warning; see `row_checks.check_rows`.
     """
     intervals.check_resampling(n_bootstrap, level)
     intervals.check_interval(interval)
@@ -195,7 +195,7 @@ def summarize(frame: pd.DataFrame, metrics: Sequence[str] | str | None = None, *
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #0f7f8f6b
 def sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.random.Generator) -> np.ndarray:
-    "Two-sided p of each column of group sums [n_groups, m]: share of sign patterns with a mean at least as far from 0."
+    "Two-sided p of each column of group sums [n_groups, m]: share of sign flips with a mean at least as far from 0."
     observed, far, done = np.abs(sums.sum(0)), np.zeros(sums.shape[1]), 0
     chunk = max(1, 2**22 // max(len(sums), 1))
     while done < n_permutations:
@@ -207,7 +207,7 @@ def sign_flip_p(sums: np.ndarray, n: np.ndarray, n_permutations: int, rng: np.ra
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #90773a91
 def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.DataFrame, pd.DataFrame, int]:
-    "Rows of `a` and `b` with the same `on`, in one order, and how many rows found no partner."
+    "Rows of `a` and `b` with the same `on`, in the same order, and the number of rows without a partner."
     for name, frame in (("a", a), ("b", b)):
         if on not in frame:
             raise ValueError(f"on: expected a column of both frames, got {on!r}, which {name} lacks")
@@ -229,18 +229,18 @@ def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.D
 def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | None = None, *,
             by: Sequence[str] | str = (), on: str = "id", group: Group = "group", n_bootstrap: int = N_BOOTSTRAP,
             level: float = 0.95, seed: int = 0, n_permutations: int = 9999, interval: str = "cluster") -> pd.DataFrame:
-    """Paired difference of two runs over the same examples.
+    """Paired difference between two runs on the same examples.
 
-    a, b: one row an example each, matched by the column `on` (unique in a cell of `by`). metrics, by, group, level,
-    seed, interval: as in `summarize`; groups are taken from `a`. Returns one row a cell and metric: *by, metric, a, b
+    a, b: one row per example, matched by the column `on` (unique in a cell of `by`). metrics, by, group, level,
+    seed, interval: as in `summarize`; groups are taken from `a`. Returns one row per cell and metric: *by, metric, a, b
     (means over the pairs defined in both), difference = a - b, ci_low, ci_high, p_value (two-sided, sign flips of whole
-    groups; where rows have two groups of Student's t with the variance of the interval), n (pairs defined in both),
+    groups; from Student's t with the variance of the interval if rows have two groups), n (pairs defined in both),
     n_undefined (pairs undefined in either), n_groups, n_groups_effective, n_unmatched (rows without a partner),
     interval, note.
-    With fewer than two groups interval and p-value are NaN. No correction for several metrics is made. More rows
-    without a partner than pairs are a warning (SuspiciousInput).
-    Errors: ValueError as of `summarize`, for an id that stands twice, and for two runs that were not scored by the same
-    rules on the same data, see `row_checks.check_pair`; `row_checks.without_rules` is for who compares just these.
+    With fewer than two groups, interval and p-value are NaN. P-values are not corrected for multiple metrics. A
+    warning (SuspiciousInput) is issued if there are more rows without a partner than pairs.
+    Errors: ValueError as in `summarize`, for a duplicate id, and for two runs with different scoring rules or data, see
+    `row_checks.check_pair`; to compare rules or data on purpose, use `row_checks.without_rules`.
     """
     intervals.check_resampling(n_bootstrap, level)
     intervals.check_interval(interval)
@@ -277,14 +277,14 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #a0f7871b
 def _pearson(weights: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Pearson's r [R] under weights [R, n_groups] of the groups' sums [n_groups, 6] of 1, x, y, xx, yy, xy."""
+    """Pearson's r [R] under group weights [R, n_groups], from group sums [n_groups, 6] of 1, x, y, xx, yy, xy."""
     n, sx, sy, sxx, syy, sxy = (weights @ sums).T
     with np.errstate(invalid="ignore", divide="ignore"):
         return (sxy - sx * sy / n) / np.sqrt(np.clip(sxx - sx * sx / n, 0, None) * np.clip(syy - sy * sy / n, 0, None))
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #f3c4ae6a
 def _correlation_ends(sums: np.ndarray, n_bootstrap: int, seed: int) -> np.ndarray:
-    """Low and high end of the interval of Pearson's r from the groups' sums, drawn on Fisher's scale, atanh(r)."""
+    """Bounds of the interval of Pearson's r from the group sums, computed on Fisher's scale, atanh(r)."""
     rng, n_groups = np.random.default_rng(seed), len(sums)
     drawn = np.concatenate([_pearson(w, sums) for w in bootstrap_weights(n_groups, n_bootstrap, rng)])[:, None]
     fisher = [np.arctanh(np.clip(r, -1 + 1e-12, 1 - 1e-12)) for r in (_pearson(np.ones((1, n_groups)), sums), drawn)]
@@ -311,10 +311,10 @@ def correlate(frame: pd.DataFrame, x: str = "io_ratio", y: str = "pg_hit", *, n_
     """Pearson's and Spearman's correlation of two columns: method, value, ci_low, ci_high, n, n_groups,
     n_groups_effective, interval.
 
-    The interval (95 %) has the bootstrap's variance over groups, on Fisher's scale; n_bootstrap=0 for none. Spearman's
-    is that of the ranks of the whole sample. Rows where either is undefined are left out. With
-    fewer than three rows, two groups, or a constant column the value or the interval is NaN. Raises ValueError for a
-    missing column.
+    The interval (95 %) uses the bootstrap variance over groups, on Fisher's scale; n_bootstrap=0 for none. Spearman's
+    interval uses the ranks in the whole sample. Rows in which either column is undefined are left out. The value is
+    NaN with fewer than three rows or a constant column, the interval also with fewer than two groups. Raises ValueError
+    for a missing column.
     """
     if missing := [name for name in (x, y, "group") if name not in frame]:
         raise ValueError(f"Expected columns {x!r}, {y!r} and 'group', but {missing} are missing.")

@@ -29,7 +29,7 @@ from .files import file_sha256, sha256_of
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #d39b37e6
 def _statements(body: Iterable[Any]) -> Iterator[Any]:
-    """The statements of a body and those inside them, except what only a type checker reads."""
+    """The statements of a body and their nested statements, except those for type checkers only."""
     for statement in body:
         yield statement
         test = getattr(statement, "test", None)
@@ -41,11 +41,11 @@ def _statements(body: Iterable[Any]) -> Iterator[Any]:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #ec4c202f
 def named_modules(source: str | ast.Module, package: str = "") -> set[str]:
-    """Dotted names that the imports of `source` (Python code, or its tree) may mean.
+    """Dotted names of the modules that the imports of `source` (Python code, or its tree) may mean.
 
-    package: the dotted name of the package that the source belongs to, to which relative names are counted; "" for a
-    notebook. Names of functions are among them (`from a import b` may mean a module a.b). Raises SyntaxError for a
-    source that is not Python.
+    package: dotted name of the package of the source, to resolve relative imports; "" for a notebook. The result
+    includes names of functions, because `from a import b` may mean a module a.b. Raises SyntaxError for a source that
+    is not Python.
     """
     tree, names = ast.parse(source) if isinstance(source, str) else source, set()
     for statement in _statements(tree.body):
@@ -59,7 +59,7 @@ def named_modules(source: str | ast.Module, package: str = "") -> set[str]:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #69bf2df7
 def _attributes(tree: ast.Module) -> set[str]:
-    """`qgcam_lib.NAME` or `qgcam_lib.papers.PAPER.NAME` for each attribute that a source names of a face it imports."""
+    """`qgcam_lib.NAME` or `qgcam_lib.papers.PAPER.NAME` for each attribute of an imported package in a source."""
     faces = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -72,7 +72,7 @@ def _attributes(tree: ast.Module) -> set[str]:
 # %% ../../nbs/lib/storage/04_closure.ipynb #cc7f8354
 @lru_cache(maxsize=64)
 def _rooms(face: Path, package: Path, _changed: int) -> dict[str, str]:
-    """name -> module, from the `ROOMS` of a face, a table of names or a list of modules; {} for one without."""
+    """name -> module, from `ROOMS` in the package file `face`, a table of names or a list of modules; {} if missing."""
     for statement in ast.parse(face.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "ROOMS":
             rooms = ast.literal_eval(statement.value)
@@ -86,9 +86,9 @@ def _rooms(face: Path, package: Path, _changed: int) -> dict[str, str]:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #457fa9c2
 def _files_of(name: str, package: Path) -> Iterator[Path]:
-    """The files that an import of the dotted `name` runs: each parent's `__init__.py`, then the module's own.
+    """The files that an import of the dotted `name` runs: the `__init__.py` of each parent, then the module's own file.
 
-    For a name of a face these are the face and the module that has it.
+    For a name that an `__init__.py` exports from a module, these are both files.
     """
     first, *parts = name.split(".")
     for count in range(len(parts) + 1 if first == package.name else 0):
@@ -107,7 +107,7 @@ def _files_of(name: str, package: Path) -> Iterator[Path]:
 def meaning(source: str | ast.Module) -> str:
     """SHA-256 of the syntax tree of Python code, without docstrings, comments and positions.
 
-    source: text, or its tree, which loses its docstrings.
+    source: text, or a syntax tree, whose docstrings are removed in place.
     """
     tree = ast.parse(source) if isinstance(source, str) else source
     for node in [tree, *_statements(tree.body)]:
@@ -118,7 +118,7 @@ def meaning(source: str | ast.Module) -> str:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #e4636381
 def _named_files(tree: ast.Module) -> set[Path]:
-    """The project's files that a module names by `project_file` and a text."""
+    """The project's files that a module names in calls of `project_file` with a literal text."""
     calls = [node for node in ast.walk(tree)
              if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "project_file"]
     texts = {call.args[0].value for call in calls if call.args and isinstance(call.args[0], ast.Constant)}
@@ -129,12 +129,12 @@ def _named_files(tree: ast.Module) -> set[Path]:
     return {file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()}
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #2654072b
-_BESIDE = (".toml", ".js", ".css", ".html")  # of files that lie beside a module under its name, and are part of it
+_BESIDE = (".toml", ".js", ".css", ".html")  # files next to a module with its name, which belong to it
 
 
 @lru_cache(maxsize=4096)
 def _module(file: Path, package: Path, _size: int, _changed: int) -> tuple[frozenset[Path], frozenset[Path], str]:
-    """The files of the package that one of its files imports, the project's files that it names, and its meaning."""
+    """For one file of the package: the package files it imports, the project files it names, and its `meaning`."""
     source = file.read_text(encoding="utf-8")
     tree = ast.parse(source)
     named = {beside for beside in file.parent.glob(f"{file.stem}.*") if beside.suffix in _BESIDE}
@@ -146,7 +146,7 @@ def _module(file: Path, package: Path, _size: int, _changed: int) -> tuple[froze
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #459ee8b1
 def _read(file: Path, package: Path) -> tuple[frozenset[Path], frozenset[Path], str]:
-    """As `_module`; read again when the file's size or time stamp has changed."""
+    """The result of `_module`, computed again if the file's size or time stamp has changed."""
     stat = file.stat()
     return _module(file, package, stat.st_size, stat.st_mtime_ns)
 
@@ -158,7 +158,7 @@ def _library() -> Path:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #495cba19
 def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None:
-    """Dotted names at which a closure begins; None where the source cannot be read."""
+    """The dotted names at which a closure starts; None if the source is not Python."""
     names = set()
     for root in roots:
         root = root.func if isinstance(root, partial) else root
@@ -174,12 +174,12 @@ def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #c61a17a4
 def code_files(*roots: Any, source: str = "", package: Path | None = None) -> list[Path]:
-    """The files of the library that some code can run: its import closure, sorted by their paths.
+    """The library files that some code can run, its import closure, sorted by path.
 
-    roots: modules by dotted name ("qgcam_lib.grounding.run"), or objects, which stand for the modules of their classes
-    (a model) or their own (a function, also within a `partial`); objects of other packages add nothing. source: Python
-    code beside them, such as a notebook's cells. Without either, all files of the library. package: its folder, None
-    for the imported one.
+    roots: dotted names of modules ("qgcam_lib.grounding.run"), or objects, which count as the modules of their classes
+    (a model) or their own module (a function, also within a `partial`); objects of other packages add nothing. source:
+    additional Python code, such as a notebook's cells. Without roots and source, all files of the library. package:
+    folder of the library, None for the imported one.
     Raises ValueError for a dotted name that is no module of the library.
     """
     package = package or _library()
@@ -195,9 +195,9 @@ def code_files(*roots: Any, source: str = "", package: Path | None = None) -> li
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #9fd56cdc
 def code_fingerprint(*roots: Any, source: str = "", package: Path | None = None) -> str:
-    """SHA-256 over the meaning of each file of `code_files`, and over the project's files that they name.
+    """SHA-256 over the `meaning` of each file in `code_files`, and over the project files that these files name.
 
-    Arguments and errors as there.
+    Arguments and errors as in `code_files`.
     """
     package = package or _library()
     read = {file: _read(file, package) for file in code_files(*roots, source=source, package=package)}
@@ -207,49 +207,48 @@ def code_fingerprint(*roots: Any, source: str = "", package: Path | None = None)
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #4ad19375
 def own_file(kind: type | FunctionType) -> str | None:
-    """The file of a user's class or function; "" where it has none, None for the library's and for packages'."""
+    """The file of a user's class or function; "" without a file, None for code of the library or of a package."""
     name = kind.__module__ or "builtins"
     first = name.split(".")[0]
-    if name == "builtins":  # also the module of a class that `exec` made among bare names
+    if name == "builtins":  # also the module of a class from `exec` without `__name__`
         return "" if any(isinstance(one, FunctionType) for one in vars(kind).values()) else None
     if first == "qgcam_lib" or first in sys.stdlib_module_names:
         return None
-    module = sys.modules.get(name) or sys.modules.get(first) or find_spec(first)  # LAVIS is imported for a moment
+    module = sys.modules.get(name) or sys.modules.get(first) or find_spec(first)  # LAVIS is imported only temporarily
     file = Path(getattr(module, "__file__", None) or getattr(module, "origin", None) or "")
     installed = {"site-packages", "dist-packages"} & {*file.parts, *file.resolve().parts}
     return None if installed else str(file) if file.name else ""
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #d0e40006
 def _spec(name: str, folders: Iterable[str]) -> ModuleSpec | None:
-    """Where Python would find the module, None where it would not; nothing is imported."""
+    """The spec that Python would find for a module, or None; nothing is imported."""
     first, *rest = name.split(".")
     module_spec = next((spec for finder in sys.meta_path if (spec := finder.find_spec(first, None))), None)
     module_spec = module_spec or PathFinder.find_spec(first, [*folders])
-    for part in rest:  # by its last name alone: else Python would look its parent up among what is loaded
+    for part in rest:  # by the last name alone, or Python would look the parent up in `sys.modules`
         places = module_spec.submodule_search_locations if module_spec else None
         module_spec = PathFinder.find_spec(part, [*places]) if places else None
     return module_spec
 
 
 def _source(name: str, folders: Iterable[str]) -> Path | None:
-    """The file of a module, None where it has none (a folder without `__init__.py`, a builtin, no such module)."""
+    """The file of a module; None without a file (a folder without `__init__.py`, a builtin, no such module)."""
     module_spec = _spec(name, folders)
     return Path(module_spec.origin) if module_spec and module_spec.has_location and module_spec.origin else None
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #d0e40007
 def is_module(name: str, folders: Iterable[str | Path] = ()) -> bool:
-    """Whether Python finds a module of this dotted name on its path or else in one of `folders`; see `module_files`."""
+    """Whether Python finds a module with this dotted name on its path or in one of `folders`; see `module_files`."""
     importlib.invalidate_caches()
     return _spec(name, [str(folder) for folder in folders]) is not None
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #f7bc7cea
 def module_files(name: str, folders: Iterable[str | Path] = ()) -> dict[str, Path]:
-    """The files behind a module that is not this library's, by dotted name; {} where there is no such module.
+    """The files of a module outside this library, by dotted name; {} if the module does not exist.
 
-    name: dotted; folders: where it is looked for if not on Python's path. They are its own file, the `__init__.py` of
-    each package it lies in, and the modules that any of these import by a statement or name as "module:function",
-    those of Python, of this library and of other installed packages left out. What is imported by a computed name is
-    not seen.
+    name: dotted name; folders: searched if the module is not on Python's path. The result has the module's own file,
+    the `__init__.py` of each parent package, and the modules that any of these files import by a statement, except
+    modules of Python, of this library and of other installed packages. Imports by a computed name are not detected.
     """
     importlib.invalidate_caches()
     files, places, todo, visited = {}, [str(folder) for folder in folders], {name}, set()
@@ -272,7 +271,7 @@ def module_files(name: str, folders: Iterable[str | Path] = ()) -> dict[str, Pat
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #b6f21b74
 def _public(module: str) -> set[str]:
-    """What a star takes from an installed module, which is imported; none where it is not there."""
+    """The names that a star import takes from an installed module, which is imported; empty if it is missing."""
     try:
         names = vars(importlib.import_module(module))
     except ImportError:
@@ -281,9 +280,9 @@ def _public(module: str) -> set[str]:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #d05dc641
 def defined_names(module: str, files: Mapping[str, Path | None]) -> set[str]:
-    """Names that a module defines or imports, at any depth; none where its source does not tell them all.
+    """Names that a module defines or imports, at any depth; empty if its source does not determine all of them.
 
-    files: of `module_files`. A star stands for the names of the module that it is behind.
+    files: result of `module_files`. A star import counts as all names of the imported module.
     """
     file = files.get(module)
     if file is None or file.suffix != ".py":
@@ -306,17 +305,17 @@ def defined_names(module: str, files: Mapping[str, Path | None]) -> set[str]:
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #9a000006
 class Plugin(NamedTuple):
-    """The package that an entry came from, with its version, and the module that was loaded."""
+    """The package of a registry entry, with its version, and the loaded module."""
 
     package: str
     module: str
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #9a000008
 class Open(UserDict):
-    """A dict by name of our own entries, and of those of the plug-ins of a group, which the first look loads.
+    """A dict by name of our own entries and of the entries of a group's plug-ins, which are loaded on first access.
 
-    group: of entry points. entries: (name of an entry point, what it loads) -> {name: entry}, or a ValueError that says
-    what was expected. `origins` has the Plugin of each name that came from one.
+    group: group of entry points. entries: (name of an entry point, loaded object) -> {name: entry}, or a ValueError
+    with the expected content. `origins` has the Plugin of each name from a plug-in.
     """
 
     def __init__(self, own: dict[str, Any], group: str, entries: Callable[[str, Any], dict[str, Any]]):
@@ -324,7 +323,7 @@ class Open(UserDict):
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """All entries; a warning names each plug-in that cannot be used, and it is left out."""
+        """All entries; unusable plug-ins are left out, each with a warning."""
         all_entries = dict(self.own)
         for point in sorted(entry_points(group=self.group), key=lambda one: (one.dist.name, one.name)):
             package = f"{point.dist.name} {point.dist.version}"
@@ -332,7 +331,7 @@ class Open(UserDict):
                 entries = self.entries(point.name, point.load())
                 if taken := all_entries.keys() & entries.keys():
                     raise ValueError(f"the name {min(taken)!r} is taken; the plug-in has to choose another")
-            except Exception as error:  # whatever a package of somebody else does
+            except Exception as error:  # a third-party package can raise any error
                 warnings.warn(f"plug-in {point.name!r} ({self.group}) of package {package} is left out: "
                               f"{type(error).__name__}: {error}", stacklevel=2)
                 continue

@@ -20,11 +20,11 @@ from ..errors import ExampleError, FormatError, visible
 from .files import read_json
 
 # %% ../../nbs/lib/storage/05_fields.ipynb #7c4b69fb
-MAX_PIXELS = 89_478_485  # of a picture; Pillow's own default limit
+MAX_PIXELS = 89_478_485  # maximum of an image, Pillow's default limit
 
 
 def plain_name(name: str) -> str:
-    """The name itself; ValueError for what is no plain name of a file: a path, "..", more than 255 bytes."""
+    """`name` unchanged; ValueError if it is no plain file name: a path, "..", more than 255 bytes."""
     if name in ("", ".", "..") or set(name) & set("/\\\0") or len(name.encode("utf-8", "replace")) > 255:
         raise ValueError(f"expected a plain file name of the picture, got {name!r:.60}")
     return name
@@ -38,7 +38,7 @@ def _not_blank(text: str) -> str:
 # %% ../../nbs/lib/storage/05_fields.ipynb #cd4395ee
 def _id(value: Any) -> Any:
     is_number = type(value) is int and abs(value) < 2**63
-    is_text = isinstance(value, str) and 0 < len(value.encode()) <= 200  # half a character is a ValueError
+    is_text = isinstance(value, str) and 0 < len(value.encode()) <= 200  # ValueError for half a surrogate pair
     if not is_number and not is_text:
         raise ValueError("expected a whole number or a text of 1 to 200 bytes")
     return value
@@ -59,7 +59,7 @@ Side = Annotated[int, Strict(), Field(gt=0)]
 
 @dataclass
 class Sized:
-    """Height and width of a picture as a file states them, `MAX_PIXELS` pixels at most."""
+    """Height and width of an image as given in a file, at most `MAX_PIXELS` pixels in total."""
 
     height: Side
     width: Side
@@ -77,7 +77,7 @@ _adapter = cache(TypeAdapter)
 
 
 def _fault(error: ValidationError) -> str:
-    """The first thing that pydantic found wrong: the field, what was expected, what is there."""
+    """The first error that pydantic reports: the field, the expected and the given value."""
     first = error.errors(include_url=False)[0]
     field = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
@@ -89,9 +89,9 @@ def _fault(error: ValidationError) -> str:
 
 # %% ../../nbs/lib/storage/05_fields.ipynb #738fbc54
 def checked(kind: Any, value: Any, example: str = "", file: str | Path = "", remedy: str = "") -> Any:
-    """A value read from a file as the type `kind`, such as a dataclass of the types above.
+    """A value from a file, converted to the type `kind`, such as a dataclass of the types above.
 
-    Errors: ExampleError that names file, example, field, what was expected and what is there.
+    Errors: ExampleError with file, example, field, expected and given value.
     """
     try:
         return _adapter(kind).validate_python(value)
@@ -118,7 +118,7 @@ def check_fields(record: Any) -> None:
 
 # %% ../../nbs/lib/storage/05_fields.ipynb #b4b064d4
 def json_of(path: str | Path, each: Callable[[dict], Any] | None = None) -> Any:
-    """The content of a JSON file, NaN included. each: as in `read_json`. Errors: ExampleError that names the file."""
+    """The content of a JSON file, which may have NaN. each: as in `read_json`. Errors: ExampleError with the file."""
     try:
         return read_json(path, nan=True, each=each)
     except FileNotFoundError as error:

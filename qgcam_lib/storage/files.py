@@ -27,9 +27,9 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 @contextlib.contextmanager
 def disk_errors(path: str | Path) -> Iterator[None]:
-    """Turn what a full disk or a folder that cannot be written raises in the block into a DiskError that names `path`.
+    """Convert an error from a full disk or an unwritable folder in the block into a DiskError that names `path`.
 
-    Other errors pass as they are.
+    Other errors pass unchanged.
     """
     try:
         yield
@@ -43,9 +43,9 @@ def disk_errors(path: str | Path) -> Iterator[None]:
 
 # %% ../../nbs/lib/storage/01_files.ipynb #d15c0006
 def check_writable(path: str | Path, name: str = "path") -> None:
-    """Refuse a place where nothing can be written, before the work: DiskError. The place itself need not exist.
+    """Raise DiskError, before any work, if nothing can be written to a place. The place itself need not exist.
 
-    path: a folder, or a file to be. name: the argument that names it, for the message.
+    path: a folder, or a future file. name: the argument with this path, for the message.
     """
     path = Path(path).absolute()
     place = next(one for one in (path, *path.parents) if one.exists())
@@ -58,10 +58,10 @@ def check_writable(path: str | Path, name: str = "path") -> None:
 # %% ../../nbs/lib/storage/01_files.ipynb #27f0bc2b
 @contextlib.contextmanager
 def whole_file(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it becomes `path` when the block ends well and vanishes when not.
+    """A temporary path next to `path` for writing; renamed to `path` if the block succeeds, else deleted.
 
-    The folder is made when it is missing, an existing file is replaced. durable: flush the file and its folder to the
-    disk before returning. Errors: DiskError for a full disk, or a folder that cannot be written.
+    A missing folder is created, an existing file is replaced. durable: flush the file and its folder to the disk before
+    returning. Errors: DiskError for a full disk, or an unwritable folder.
     """
     path = Path(path)
     part = path.absolute().with_name(f".{path.stem[:200]}.{os.getpid()}.tmp{path.suffix}")
@@ -79,7 +79,7 @@ def whole_file(path: str | Path, *, durable: bool = False) -> Iterator[Path]:
 
 # %% ../../nbs/lib/storage/01_files.ipynb #c34279c0
 def _flush(path: Path) -> None:
-    """Ask the disk to have the bytes of a file, or the names in a folder."""
+    """Flush the bytes of a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -88,27 +88,27 @@ def _flush(path: Path) -> None:
 
 # %% ../../nbs/lib/storage/01_files.ipynb #39d95285
 def write_whole(path: str | Path, content: bytes | memoryview | str, *, durable: bool = False) -> Path:
-    """Write a file whole or not at all; a text is written as UTF-8. durable: see `whole_file`."""
+    """Write a file atomically; a text is encoded as UTF-8. durable: see `whole_file`."""
     with whole_file(path, durable=durable) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
     return Path(path)
 
 
 def write_json(path: str | Path, value: Any, *, indent: int | None = None) -> Path:
-    """Write a value as JSON and a line end, whole or not at all. Errors: ValueError for NaN or infinity."""
+    """Write a value as JSON with a final newline, atomically. Errors: ValueError for NaN or infinity."""
     return write_whole(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 # %% ../../nbs/lib/storage/01_files.ipynb #e4db04d9
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, as 64 hexadecimal digits; OSError when it cannot be read."""
+    """SHA-256 of a file's bytes, as 64 hexadecimal digits; OSError if it cannot be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(*parts: bytes | memoryview | str) -> str:
-    """SHA-256 of bytes and texts (as UTF-8) one after the other, as 64 hexadecimal digits.
+    """SHA-256 of concatenated bytes and texts (as UTF-8), as 64 hexadecimal digits.
 
-    Nothing stands between the parts: `sha256_of("ab", "c")` is `sha256_of("abc")`. Add separators where it matters.
+    No separator is added: `sha256_of("ab", "c")` is `sha256_of("abc")`. Pass separators where they matter.
     """
     total = hashlib.sha256()
     for part in parts:
@@ -118,7 +118,7 @@ def sha256_of(*parts: bytes | memoryview | str) -> str:
 # %% ../../nbs/lib/storage/01_files.ipynb #182e60c2
 @contextlib.contextmanager
 def locked_folder(folder: str | Path) -> Iterator[None]:
-    """Hold the lock file `.lock` of a folder while the block runs; a second process waits."""
+    """Hold the lock file `.lock` of a folder during the block; a second process waits."""
     import fcntl
 
     with disk_errors(Path(folder) / ".lock"):
@@ -129,7 +129,7 @@ def locked_folder(folder: str | Path) -> Iterator[None]:
 
 # %% ../../nbs/lib/storage/01_files.ipynb #d532b7ff
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
-    """An object of JSON from its pairs, as a parser's `object_pairs_hook`; ValueError for a key that it has twice."""
+    """A dict from the pairs of a JSON object, for `object_pairs_hook`; ValueError for a duplicate key."""
     members: dict[str, Any] = {}
     for key, value in pairs:
         if key in members:
@@ -144,7 +144,7 @@ def _no_constant(text: str) -> float:
 # %% ../../nbs/lib/storage/01_files.ipynb #c0a1b2e2
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection of garbage inside the block, for code that makes many objects that all stay."""
+    """Disable garbage collection in the block, for code that creates many long-lived objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -158,9 +158,9 @@ def parse_json(text: str | bytes, where: str | Path = "", *, nan: bool = False,
                each: Callable[[dict], Any] | None = None) -> Any:
     """The content of a JSON text.
 
-    where: the file or option it comes from, for the error. nan: take NaN and Infinity as Python writes them. each:
-    takes every object, innermost first, and gives what stands for it.
-    Errors: FormatError, which says where and what is wrong: not JSON, not UTF-8, a key twice in an object, too deep.
+    where: the file or option with the text, for errors. nan: accept NaN and Infinity as Python writes them. each:
+    function called with every object, innermost first; its result replaces the object.
+    Errors: FormatError with place and reason: not JSON, not UTF-8, a duplicate key in an object, too deeply nested.
     """
     hook = (lambda pairs: each(unique_keys(pairs))) if each else unique_keys
     try:
@@ -172,7 +172,7 @@ def parse_json(text: str | bytes, where: str | Path = "", *, nan: bool = False,
 
 # %% ../../nbs/lib/storage/01_files.ipynb #2ad5253f
 def check_file(path: str | Path) -> None:
-    """FileNotFoundError where there is no file; FormatError for a folder or a pipe."""
+    """Check that a path is a file. Errors: FileNotFoundError for a missing one; FormatError for a folder or a pipe."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")

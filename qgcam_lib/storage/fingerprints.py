@@ -33,7 +33,7 @@ from .files import file_sha256, sha256_of
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #4018aff1
 @contextmanager
 def _checksums(cache: str | Path | None) -> Iterator[dict[str, str]]:
-    """The known checksums, by path, size and times of a file; what the block adds is kept in `cache` (SQLite)."""
+    """The known checksums by path, size and times of a file; checksums added in the block are stored in `cache`."""
     digests: dict[str, str] = {}
     if cache is None:
         yield digests
@@ -56,7 +56,7 @@ _TICK_NS = 2_000_000_000
 
 
 def _cached_sha256(path: str | Path, digests: dict[str, str]) -> tuple[int, str]:
-    """Size and SHA-256 of a file; read only when this path, size and time are not known."""
+    """Size and SHA-256 of a file, which is read only if its path, size and times are not in `digests`."""
     stat = os.stat(path)
     name = os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace")
     key = f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
@@ -70,10 +70,10 @@ def _cached_sha256(path: str | Path, digests: dict[str, str]) -> tuple[int, str]
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #b9256e91
 def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | None = None,
                       progress: str = "") -> str:
-    """SHA-256 of files under their names in `files`, as 64 hexadecimal digits.
+    """SHA-256 of files and their names in `files`, as 64 hexadecimal digits.
 
-    Names, sizes and bytes count; a file that is not there counts as missing. cache: SQLite file in which checksums are
-    kept; None keeps none. progress: the words of a bar while 1000 files or more are read (after a second), "" for none.
+    Names, sizes and bytes count; a file that does not exist counts as missing. cache: SQLite file for checksums, None
+    for no cache. progress: label of a bar for 1000 files or more (shown after a second), "" for none.
     """
     from tqdm.auto import tqdm
 
@@ -90,12 +90,12 @@ def files_fingerprint(files: Mapping[str, str | Path], *, cache: str | Path | No
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #0e14b141
 def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: bool = False) -> str:
-    """SHA-256 of a file, or of a folder with everything in it, as 64 hexadecimal digits.
+    """SHA-256 of a file, or of a folder with all its files, as 64 hexadecimal digits.
 
     path: a file (its bytes count, not its name) or a folder (relative paths, sizes and bytes of all files below count;
-    links are followed to files, not to folders). cache: SQLite file in which checksums are kept; None keeps none.
+    links to files are followed, links to folders are not). cache: SQLite file for checksums, None for no cache.
     progress: show a bar while a folder of 1000 files or more is read.
-    Raises FileNotFoundError when there is nothing at `path`.
+    Raises FileNotFoundError if `path` does not exist.
     """
     path = Path(path)
     if not path.exists():
@@ -131,8 +131,8 @@ def parts_of(model: Any) -> Iterator[tuple[str, Any, bool]]:
 def weights_fingerprint(model: Any) -> str:
     """SHA-256 over names, types, shapes and bytes of a model's weights in memory; "" if it has none.
 
-    They are the state dicts of the torch modules in it, and arrays and tensors that are attributes of objects of a
-    user's own classes.
+    The weights are the state dicts of the model's torch modules, and the arrays and tensors in attributes of objects
+    of a user's own classes.
     """
     torch, numpy, total, count = sys.modules.get("torch"), sys.modules.get("numpy"), hashlib.sha256(), 0
     for name, thing, is_own in sorted(parts_of(model), key=lambda part: part[0]):
@@ -154,7 +154,7 @@ def weights_fingerprint(model: Any) -> str:
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #d0022005
 def _classes(thing: Any) -> set[Any]:
-    """The classes that an object stands for, and the object itself where it is a class or a function."""
+    """The classes of an object and of the torch modules in it, and the object itself if it is a class or function."""
     torch = sys.modules.get("torch")
     network = thing.modules() if torch and isinstance(thing, torch.nn.Module) else [thing]
     own = {thing} if isinstance(thing, FunctionType) else set(getattr(thing, "__mro__", ()))
@@ -165,10 +165,10 @@ _TOKENS: WeakKeyDictionary = WeakKeyDictionary()  # class or function without a 
 
 
 def own_code(*roots: Any) -> str:
-    """SHA-256 over the users' files whose classes and functions some objects are of; "" for none.
+    """SHA-256 of the user's files that define the classes and functions of some objects; "" for none.
 
-    roots: a model (with what it holds) or a function (also within a `partial`). Where a class has no file,
-    it is the text "no file of NAME" with a random number of this class object.
+    roots: a model (with the objects in it) or a function (also within a `partial`). If a class has no file, the result
+    is the text "no file of NAME" with a random number for this class object.
     """
     names, files = set(), set()
     todo = [part for root in roots for part in ((root.func, *root.args) if isinstance(root, partial) else (root,))]
@@ -185,29 +185,29 @@ def own_code(*roots: Any) -> str:
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #8f1f467c
 class Generated:
-    """Data that a program generates. key: a name that can be a file's; name, split: what the program is asked for."""
+    """Data generated by a program. key: a valid file name; name, split: the requested data set and split."""
 
     key: str
     name: str
     split: str
 
     def fingerprint(self) -> str:
-        """SHA-256 of what generates it."""
+        """SHA-256 of everything that determines the generated data."""
         raise NotImplementedError
 
     def bring(self, progress: bool = True) -> Path:
-        """Generate what is missing, with a bar, check what is there, and return the folder."""
+        """Generate missing files, with a bar, check existing ones, and return the folder."""
         raise NotImplementedError
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #0c8e28f7
 @dataclass(frozen=True)
 class Input:
-    """One thing that a run reads.
+    """One input of a run.
 
-    group: the list of the record that it is in, "data" or "weights", or "code" for what is in none; kind: what it is,
-    in a word or two; path: how the record calls it; content: its files by name, the path of a file or folder, or the
-    recipe of generated data. code: modules of the library that run because of it, by dotted name. fetch: brings
-    weights that are not on this machine.
+    group: its list in the record, "data" or "weights", or "code" for an input in no list; kind: its type, in one or two
+    words; path: its name in the record; content: its files by name, the path of a file or folder, or the recipe for
+    generated data. code: library modules that the input runs, by dotted name. fetch: function that fetches weights
+    missing on this machine.
     """
 
     group: str
@@ -218,7 +218,7 @@ class Input:
     fetch: Callable[[], Any] | None = None
 
     def entry(self, cache: Path | None = None, progress: bool = True) -> dict[str, str]:
-        """The line of the record: kind, path, sha256. cache: SQLite file of known checksums; progress: show a bar."""
+        """The entry of the record: kind, path, sha256. cache: SQLite file of known checksums; progress: show a bar."""
         if isinstance(self.content, Generated):
             sha256 = self.content.fingerprint()
         elif isinstance(self.content, Path):
@@ -230,9 +230,9 @@ class Input:
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #42abcd02
 @dataclass(frozen=True)
 class RunContext:
-    """The context of an input: all parameters of the run, the folder that its kernel runs in, and the settings.
+    """The context of an input: all parameters of the run, the working folder of its kernel, and the settings.
 
-    here: does the run compute on this machine? Not where a cluster's login node plans it.
+    here: whether the run computes on this machine; False on a cluster's login node that only plans the run.
     """
 
     parameters: Mapping[str, Any]
@@ -241,22 +241,22 @@ class RunContext:
     here: bool = True
 
     def path(self, text: str) -> Path | None:
-        """The file or folder that a text names; None when it names none."""
+        """The path of the file or folder that a text names; None if it names none."""
         if not text.strip(" ./") or "\n" in text or len(text) > 4096:
             return None
         path = self.cwd / Path(text).expanduser()
         return path if path.exists() else None
 
     def named(self, text: str) -> str:
-        """The path of the file or folder that a text names, else the text: the name of a data set."""
+        """The path of the file or folder that a text names, or the text itself (the name of a data set)."""
         return str(self.path(text) or text)
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #5a9eabda
-Count = Annotated[int, Field(ge=0)]  # the type of a parameter that counts: 0, 1, 2 …
+Count = Annotated[int, Field(ge=0)]  # the type of a count parameter: 0, 1, 2 …
 
 
 class NamedInput(str):
-    """The type of a parameter that names something which a run reads."""
+    """The type of a parameter that names an input of a run."""
 
     @classmethod
     def check(cls, text: str) -> str:
@@ -265,9 +265,9 @@ class NamedInput(str):
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
-        """The inputs of a run from these texts: the parameter's value, or the items of its list.
+        """The inputs of a run for `texts`: the parameter's value, or the items of its list.
 
-        Raises FileNotFoundError, FileFault or ValueError where something is not there.
+        Raises FileNotFoundError, FileFault or ValueError for a missing input.
         """
         raise NotImplementedError
 
@@ -279,7 +279,7 @@ class NamedInput(str):
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #12161899
 class AnyText(NamedInput):
-    """The type of every other text: what it names on the disk, if it names anything, counts as read."""
+    """The type of every other text: a file or folder that the text names counts as an input."""
 
     @classmethod
     def inputs(cls, texts: Sequence[str], reading: RunContext) -> Iterator[Input]:
@@ -290,8 +290,8 @@ class AnyText(NamedInput):
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #9a46294a
 class FilePath(NamedInput):
-    """The path of a file or folder, also behind a word as in predictions:PATH; "" for none, or for the file or folder
-    of the project that a subclass names as the usual one."""
+    """The path of a file or folder, also after a prefix as in predictions:PATH; "" for none, or for the file or folder
+    of the project that a subclass sets as `usual`."""
 
     group, usual = "data", ""
 
@@ -307,6 +307,6 @@ class FilePath(NamedInput):
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #72e524f2
 class WeightsFile(FilePath):
-    """As `FilePath`, for what belongs to a model's weights, such as a vocabulary."""
+    """A `FilePath` that belongs to a model's weights, such as a vocabulary."""
 
     group = "weights"

@@ -22,30 +22,30 @@ from .files import read_json, sha256_of, write_whole
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #d0021001
 def place_of(path: Path) -> str:
-    """The last names of a path, as an error shows it: at most 90 characters."""
+    """The last two parts of a path, for error messages: at most 90 characters."""
     return "/".join(path.parts[-2:])[-90:]
 
 
 def shown(value: object, width: int = 40) -> str:
-    """A value as an error shows it: at most `width` characters of its repr."""
+    """The repr of a value, for error messages: at most `width` characters."""
     text = repr(value)
     return text if len(text) <= width else f"{text[:width - 1]}…"
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #1b3827fe
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The settings that differ, the first two with their values; those within settings under dotted names."""
+    """The settings that differ, the first two with their values; nested settings have dotted names."""
     old, new = (pd.json_normalize([config]).to_dict("records")[0] for config in (old, new))
     names = sorted((name for name in {**old, **new} if old.get(name, "missing") != new.get(name, "missing")),
-                   key=lambda name: "." not in name)  # a setting says more than a fingerprint
+                   key=lambda name: "." not in name)  # nested settings first: more informative than a fingerprint
     texts = [f"{name[-40:]} is {shown(old.get(name, 'missing'))} there and {shown(new.get(name, 'missing'))} here"
              for name in names[:2]]
     return "; ".join(texts) + (f"; and {len(names) - 2} more" if len(names) > 2 else "")
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #1657141f
 class Store:
-    """A folder of parts, and the settings under which they are made. One process writes at a time, any number read.
+    """A folder of parts and the settings that produced them. One process writes at a time, any number can read.
 
-    folder: made if missing. config: see `bind`. A part that cannot be read is a `StoreError`, never skipped.
+    folder: created if missing. config: see `bind`. An unreadable part raises `StoreError` and is never skipped.
     """
 
     marker, suffix = "store.json", ""
@@ -59,7 +59,7 @@ class Store:
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The settings that the parts were made under; None if they were not recorded."""
+        """The settings that produced the parts; None if they were not recorded."""
         path = self.folder / self.marker
         try:
             config = read_json(path, nan=True)["config"] if path.is_file() else None
@@ -71,7 +71,7 @@ class Store:
                              "new folder") from error
 
     def bind(self, config: dict[str, Any]) -> None:
-        """Record the settings of new parts; `StoreError` if the store has parts made under other settings."""
+        """Record the settings of new parts; `StoreError` if the store has parts with other settings."""
         config, before, self._last = json.loads(json.dumps(config, default=str)), self.config, None
         if self.parts() and json.dumps(before, sort_keys=True) != json.dumps(config, sort_keys=True):
             reason = _differences(before, config) if before else "its settings were not recorded"
@@ -83,11 +83,11 @@ class Store:
         write_whole(self.folder / self.marker, json.dumps({"format": 2, "config": config}, indent=1), durable=True)
 
     def parts(self) -> list[Path]:
-        """The parts in the order they were written."""
+        """The parts in the order of writing."""
         return sorted(self.folder.glob(f"part-*{self.suffix}"))
 
     def _write(self, data: bytes | memoryview) -> Path:
-        """Write the bytes of a new part; its path."""
+        """Write the bytes of a new part; returns its path."""
         if self._last is None:
             self._last = max((int(path.name[5:11]) for path in self.parts()), default=0)
         if not (self.folder / self.marker).is_file():
@@ -96,7 +96,7 @@ class Store:
         return write_whole(self.folder / name, data, durable=True)
 
     def _bytes(self, path: Path) -> bytes:
-        """The bytes of a part. StoreError where they are not those that were written."""
+        """The bytes of a part; StoreError if they do not match the checksum in its name."""
         data = path.read_bytes()
         if sha256_of(data)[:32] != path.name.removesuffix(self.suffix)[12:]:
             raise StoreError(f"{place_of(path)}: this part is torn or changed, its bytes do not have the checksum in "
@@ -105,12 +105,12 @@ class Store:
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #3c72faec
 def _arrow() -> tuple:
-    """pyarrow and pyarrow.parquet, on first use: the core of the package does without them."""
+    """pyarrow and pyarrow.parquet, imported on first use, because the core of the package does not need them."""
     return tuple(needed(name, "a run that can be continued") for name in ("pyarrow", "pyarrow.parquet"))
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #0d408b6c
 class RecordStore(Store):
-    """Rows with the column `id` (text, never missing), kept as Parquet parts in one folder; see `Store`."""
+    """Rows with the column `id` (text, never missing), stored as Parquet parts in one folder; see `Store`."""
 
     suffix = ".parquet"
 
@@ -126,13 +126,13 @@ class RecordStore(Store):
                              "the folder") from error
 
     def done(self) -> set[str]:
-        """The ids of all rows; reads only this column."""
+        """The ids of all rows; reads only the column `id`."""
         return {id for path in self.parts() for id in self._table(path, ["id"])["id"].to_pylist()}
 
     def append(self, frame: pd.DataFrame) -> Path | None:
         """Write the rows as one part and return its path; None for a frame without rows.
 
-        ValueError when the column `id` is missing, or an id is missing or there twice.
+        ValueError if the column `id` or an id is missing, or an id is duplicate.
         """
         if frame.empty:
             return None
@@ -143,7 +143,7 @@ class RecordStore(Store):
             raise ValueError(f"frame: ids must be present and distinct, got {shown(bad.iloc[0])} missing or twice")
         pa, pq = _arrow()
         plain = frame.reset_index(drop=True)
-        plain.attrs = {}  # Parquet cannot hold every one
+        plain.attrs = {}  # Parquet cannot store every attribute
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pandas(plain, preserve_index=False), sink)
         return self._write(memoryview(sink.getvalue()))
@@ -151,7 +151,7 @@ class RecordStore(Store):
 # %% ../../nbs/lib/storage/03_rows.ipynb #52d3640b
 @patch
 def read(self: RecordStore, columns: list[str] | None = None) -> pd.DataFrame:
-    """All rows in the order they were written, with these columns (None: all); of an id that comes twice, the newer
+    """All rows in the order of writing, with these `columns` (None: all); for a duplicate id, only the newer
     row."""
     parts = self.parts()
     if not parts:
@@ -173,7 +173,7 @@ def read(self: RecordStore, columns: list[str] | None = None) -> pd.DataFrame:
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #65345ed0
 class MapStore(Store, Mapping):
-    """Heat maps [h, w] float32 by id, in one folder; see `Store`. Nothing in the folder is ever unpickled."""
+    """Heat maps [h, w] float32 by id, in one folder; see `Store`. No file in the folder is ever unpickled."""
 
     marker, suffix = "maps.json", ".safetensors"
 
@@ -183,7 +183,7 @@ class MapStore(Store, Mapping):
 
     @classmethod
     def is_store(cls, path: str | Path) -> bool:
-        """Whether this folder has a map store. Opening a store would create one."""
+        """Whether `path` has a map store; unlike opening the store, this does not create one."""
         return (Path(path) / cls.marker).is_file()
 
     def __repr__(self) -> str:
@@ -222,22 +222,22 @@ class MapStore(Store, Mapping):
         return [parts[self._places[id]][id] for id in ids]
 
     def chunks(self, ids: Iterable[str] | None = None, size: int = 256) -> Iterator[tuple[list[str], list]]:
-        """The same piece by piece, (ids, maps) of `size` maps: for more maps than fit in memory."""
+        """The maps in chunks (ids, maps) of `size` maps, for more maps than fit in memory."""
         for part in chunked(self if ids is None else ids, size):
             yield part, self.maps(part)
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #d1301151
 def _as_stored(map: Any) -> np.ndarray:
-    """A map or tensor as a float32 array in memory of its own."""
+    """A map (array or tensor) as a contiguous float32 array."""
     return np.ascontiguousarray(map.detach().cpu() if hasattr(map, "detach") else map, dtype=np.float32)
 
 # %% ../../nbs/lib/storage/03_rows.ipynb #bd8099ac
 @patch
 def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any]) -> Path | None:
-    """Write maps as one part, whole or not at all; returns its path, None when there is nothing to write.
+    """Write maps as one part, atomically; returns its path, or None without maps.
 
-    ids: distinct texts that the store does not have. maps: 2-D arrays or tensors [h, w], finite, of any sizes.
-    Errors: ValueError that names the id.
+    ids: distinct texts that are not in the store. maps: 2-D arrays or tensors [h, w], finite, of any sizes.
+    Errors: ValueError with the invalid id.
     """
     ids, maps = list(ids), [_as_stored(one) for one in maps]
     if len(ids) != len(maps):

@@ -20,15 +20,15 @@ from .explorer import Explorer, data_uri, heat_colours, page_part, still_picture
 # %% ../../nbs/lib/teach/05_answers.ipynb #a5000005
 @dataclass(frozen=True)
 class Answer:
-    """Python's answer for a state, by label. pictures: uint8 [H, W, 3]; maps: [h, w], finite, >= 0, kept to four
-    digits; numbers: NaN where undefined, kept to six digits."""
+    """Python's answer for a state, by label. pictures: images, uint8 [H, W, 3]; maps: [h, w], finite, >= 0, rounded to
+    four significant digits; numbers: NaN where undefined, rounded to six decimals."""
 
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
     maps: Mapping[str, np.ndarray] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, dict]:
-        """The answer in the form of a page; None for an undefined number."""
+        """The answer as JSON for a page, with None for an undefined number."""
         return {"pictures": {name: data_uri(np.asarray(one), optimize=True) for name, one in self.pictures.items()},
                 "maps": {name: [[float(f"{v:.4g}") for v in row] for row in np.asarray(one).tolist()]
                          for name, one in self.maps.items()},
@@ -50,7 +50,7 @@ def _control(name: str, values: Sequence | str, start: Any) -> str:
 
 # %% ../../nbs/lib/teach/05_answers.ipynb #38fe997f
 def _figures(fixed: Mapping[str, np.ndarray], first: Answer, shown: Mapping[str, Mapping]) -> str:
-    "The pictures and maps of the start."
+    "The images and maps of the initial state, as HTML."
     addresses = {name: data_uri(np.asarray(one), optimize=True) for name, one in fixed.items()}
     parts = [f'<figure><figcaption>{escape(name)}</figcaption><img alt="{escape(name, quote=True)}" src="{address}">'
              "</figure>" for name, address in addresses.items()]
@@ -83,13 +83,13 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
                     fixed: Mapping[str, np.ndarray] | None = None) -> Explorer:
     """An interactive page: move controls and see the `answer` for their state.
 
-    controls: by name, which is an identifier, the values: numbers (a slider), texts (a choice), or one text (a field);
-    answer: takes the values by name, gives an `Answer`, always with the same labels; stored: states that the page
-    answers without a kernel, by default all of sliders and choices; start: by default the first values; title: a line
-    above; span: lowest and highest number, for bars; along, series: a slider over whose stored states these numbers
-    are drawn, between the ends of `span`; fixed: pictures that no control changes, by label. Its `widget()` asks
-    `answer` about any state, whatever is stored, and has the controls as attributes. Errors: ValueError for a name, a
-    start or labels that do not fit.
+    controls: name (an identifier) -> values: numbers (a slider), texts (a menu), or a single text (a text field);
+    answer: function of the values by name that returns an `Answer`, always with the same labels; stored: states that
+    the page answers without a kernel, by default all combinations of sliders and menus; start: initial values, by
+    default the first ones; title: line above; span: lowest and highest number, for bars; along, series: a slider, and
+    the numbers to plot over its stored states, within `span`; fixed: label -> image that no control changes. Its
+    `widget()` calls `answer` for any state, stored or not, and has the controls as attributes. Errors: ValueError for
+    an invalid name, start or label.
     """
     listed = {name: list(values) for name, values in controls.items() if not isinstance(values, str)}
     typed = {name: values for name, values in controls.items() if isinstance(values, str)}

@@ -23,7 +23,7 @@ from PIL import Image
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #e1000016
 def page_part(name: str) -> str:
-    "The text of a script (.js) or style (.css) that lies beside the modules of the explorers, as a page holds it."
+    "The text of a script (.js) or style (.css) from the folder of the explorers' modules, in the form for a page."
     text = files("qgcam_lib.teach").joinpath(name).read_text(encoding="utf-8").strip()
     return f"\n{text}\n" if name.endswith(".js") else text
 
@@ -40,11 +40,11 @@ class Explorer:
     """A self-contained piece of HTML: displays itself in a notebook; `str()` returns the HTML; `widget()` returns a
     widget that passes its state to Python.
 
-    body: HTML of the start; what needs a script has class "live" and is hidden, what a script replaces has "still";
-    style: CSS beside the shared one, ROOT stands for the explorer; script: JavaScript that defines
-    `explorer(root, facts, changed, says)`; facts: what it needs to know; start: its state; library: from a state to
-    what the library says of it, by name, None where undefined; it raises for a state that cannot be; others: further
-    states for which the page holds what the library says. JSON can hold facts, states and what `library` gives.
+    body: initial HTML; elements that need a script have class "live" and are hidden, elements that a script replaces
+    have "still"; style: CSS in addition to the shared style, with ROOT for the explorer; script: JavaScript that
+    defines `explorer(root, facts, changed, says)`; facts: data for the script; start: initial state; library: function
+    from a state to the library's values by name, None where undefined; raises for an invalid state; others: further
+    states whose values are stored in the page. Facts, states and the results of `library` must be valid JSON.
     """
 
     body: str
@@ -57,13 +57,13 @@ class Explorer:
 
     @cached_property
     def known(self) -> str:
-        "All that the script gets, as JSON that is safe inside a script element."
+        "All data for the script, as JSON that is safe inside a script element."
         values = [[state, self.library(state)] for state in (self.start, *self.others)]
         return json.dumps({**self.facts, "start": self.start, "known": values}, allow_nan=False).replace("<", "\\u003c")
 
     @cached_property
     def name(self) -> str:
-        "The class of its element, a hash of its content."
+        "The CSS class of the explorer's element, a hash of its content."
         return "explorer-" + sha256((self.known + self.body + self.style + self.script).encode()).hexdigest()[:10]
 
     @property
@@ -89,9 +89,9 @@ class Explorer:
     def widget(self) -> Any:
         """The explorer as a widget, for a notebook with a kernel.
 
-        Every name of `start` is an attribute that follows the page, and that the page follows; `scores` is what the
-        library says of the state, a dict, None where undefined. Errors: ModuleNotFoundError without anywidget, which
-        the extra "notebooks" brings; ValueError when a state is set that cannot be (it keeps the old one then).
+        Every name of `start` is an attribute synchronised with the page; `scores` is a dict of the library's values for
+        the state, None where undefined. Errors: ModuleNotFoundError without anywidget, which is in the extra
+        "notebooks"; ValueError for an invalid state (the old one is kept).
         """
         return _widget(self)
 
@@ -138,7 +138,7 @@ def _widget(explorer: Explorer) -> Any:
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #e1000010
 def data_uri(picture: np.ndarray, kind: str = "PNG", **options: Any) -> str:
-    """A picture, uint8 [H, W, 3], as a data URI. kind, options: of Pillow's `Image.save`."""
+    """An image, uint8 [H, W, 3], as a data URI. kind, options: format and options of Pillow's `Image.save`."""
     buffer = BytesIO()
     Image.fromarray(picture).save(buffer, kind, **options)
     return f"data:image/{kind.lower()};base64,{b64encode(buffer.getvalue()).decode()}"
@@ -152,13 +152,13 @@ def heat_colours(heat: np.ndarray) -> np.ndarray:
 
 
 def still_picture(address: str, alt: str) -> str:
-    """A still picture for viewers without scripts."""
+    """An HTML image for viewers without scripts."""
     return f'<img class="still" alt="{escape(alt, quote=True)}" src="{address}" style="max-width:100%">'
 
 # %% ../../nbs/lib/teach/01_explorer.ipynb #d50beadd
 def score_tables(scores: Mapping[str, ArrayLike], shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """The scores of each model, by name, kept to six digits, as a page holds them. Errors: ValueError for scores of
-    another shape or not finite."""
+    """The scores of each model, by name, rounded to six decimals for a page. Errors: ValueError for scores of the wrong
+    shape or not finite."""
     tables = {name: np.round(np.asarray(table, float), 6) for name, table in scores.items()}
     for name, table in tables.items():
         if table.shape != shape or not np.isfinite(table).all():

@@ -29,7 +29,7 @@ def scores_of(state: Mapping) -> dict[str, float | None]:
     """The values of `score_maps` for a state of the explorer, by name; None if undefined.
 
     state: map [h][w], box (x0, y0, x1, y1), threshold of the binary scores, tau, delta. Errors: ValueError for a box
-    that is not of whole cells inside the map, and for what `score_maps` refuses.
+    that does not consist of whole cells inside the map, and for input that `score_maps` refuses.
     """
     heat, box = np.asarray(state["map"], dtype=np.float32), np.asarray(state["box"], dtype=float).reshape(-1)
     h, w = heat.shape
@@ -47,7 +47,7 @@ _SCRIPT, _CSS = page_part("map_scores.js"), page_part("map_scores.css")
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #e2000007
 def _still(heat: np.ndarray, box: np.ndarray, cell: int) -> np.ndarray:
-    "The map and the box as a picture, uint8 [h * cell, w * cell, 3]."
+    "The map and the box as an image, uint8 [h * cell, w * cell, 3]."
     picture = Image.fromarray(heat_colours(heat).repeat(cell, 0).repeat(cell, 1))
     corners = (box * cell).astype(int).tolist()
     draw = ImageDraw.Draw(picture)
@@ -65,7 +65,7 @@ def _slider(kind: str, label: str, value: float, high: float, step: float) -> st
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #cc27824a
 def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
-    "What only a script can serve: below the map, and beside it."
+    "The controls that need a script, as HTML: below the map, and next to it."
     buttons = "".join(f'<button type="button" data-tool="{tool}">{text}</button>' for tool, text in _TOOLS.items())
     below = ('<label>your own picture behind the map (it stays in your browser)<br><input class="photo" type="file" '
              'accept="image/*"></label><label>how much the map covers it<br><input class="veil" type="range" min="0" '
@@ -83,7 +83,7 @@ def _controls(facts: Mapping, start: Mapping) -> tuple[str, str]:
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #122548a9
 def _body(title: str, picture: str, facts: Mapping, start: Mapping, library_values: Mapping) -> str:
-    "The explorer's HTML at its start."
+    "The explorer's initial HTML."
     box = ", ".join(f"{name} {v}" for name, v in zip(("x0", "y0", "x1", "y1"), start["box"]))
     still = still_picture(picture, f"map of {len(start['map'])} rows and {len(start['map'][0])} columns; box: {box}")
     below, beside = _controls(facts, start)
@@ -104,9 +104,9 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
     """An interactive page for one map and one box: drag the box, paint, move the thresholds, read the nine scores.
 
     heat: [h, w], finite, >= 0, at most 64 x 64 cells; box: x0, y0, x1, y1 in whole cells inside the map; tau, delta: as
-    in `score_maps`, delta in cells; title: a line above. The page holds the values of `score_maps` for the start. Its
-    `widget()` has the attributes map, box, threshold, tau, delta and scores (see `scores_of`).
-    Raises ValueError for a larger map, a box that is not of whole cells inside it, and what `score_maps` refuses.
+    in `score_maps`, delta in cells; title: line above the map. The page stores the values of `score_maps` for its
+    initial state. Its `widget()` has the attributes map, box, threshold, tau, delta and scores (see `scores_of`).
+    Raises ValueError for a larger map, a box not made of whole cells in the map, and input that `score_maps` refuses.
     """
     heat = np.asarray(heat, dtype=np.float32)
     if heat.ndim != 2 or max(heat.shape) > 64:
@@ -132,11 +132,11 @@ EXPLORED = ("AP", "AP50", "precision", "recall", "false_alarms")
 
 
 def scores_of_detections(data: Any, predictions: Mapping[int, Mapping], state: Mapping) -> dict[str, float | None]:
-    """The library's values for a state of the explorer, by name of EXPLORED; None if undefined.
+    """The library's values for a state of the explorer, by name in EXPLORED; None if undefined.
 
-    data: of `load_tricd`; predictions: entries by pair, as in `evaluate`; state: threshold, iou (of .50, .55, ...,
-    .95), asked (by id of the false pairs, as texts), shift of scores on false captions. precision, recall: of the boxes
-    at or above the threshold, at that overlap; false_alarms: how many of those are on false captions.
+    data: result of `load_tricd`; predictions: entries by pair, as in `evaluate`; state: threshold, iou (of a hit: .50,
+    .55, ..., .95), asked (id of a false pair, as text -> whether it is queried), shift of scores on false captions.
+    precision, recall: at this IoU for boxes at or above the threshold; false_alarms: number of them on false captions.
     """
     positive = {pair.id: pair.positive for pair in data.pairs}
     shifted = {id: {**entry, "scores": [s + (0 if positive[id] else state["shift"]) for s in entry["scores"]]}
@@ -161,7 +161,7 @@ _ROWS = {"AP": "AP, ten overlaps", "AP50": "AP50", "precision": "precision at th
 
 
 def _facts(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int, np.ndarray]) -> dict:
-    "What the page knows: the boxes with their hits, the pairs, the pictures."
+    "The data of the page: the boxes with their hits, the pairs, the images."
     matches = match_predictions(data, predictions)
     if matches.n_cut:
         raise ValueError("predictions: expected at most 100 boxes a pair")
@@ -177,7 +177,7 @@ def _facts(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int,
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #3ad427a8
 def _pairs(data: Any, facts: Mapping) -> str:
-    "The pairs with their captions; below a false one the question whether to ask about it."
+    "The pairs with their captions, as HTML; below a false caption a checkbox that queries it."
     parts = []
     for k, pair in enumerate(data.pairs):
         still = still_picture(facts["pictures"][pair.side], pair.caption)
@@ -190,7 +190,7 @@ def _pairs(data: Any, facts: Mapping) -> str:
 
 
 def _text(value: float | None) -> str:
-    "A value as the script writes it."
+    "A value in the text format of the script."
     return "undefined" if value is None else f"{value:.0f}" if value > 1 and value == round(value) else f"{value:.3f}"
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #1cc02385
@@ -201,12 +201,12 @@ def _pr_slider(kind: str, label: str, low: float, high: float) -> str:
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #a600000b
 def explore_detections(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int, np.ndarray], *,
                        threshold: float = 0.5, title: str = "") -> Explorer:
-    """An interactive page: move a threshold over a detector's boxes, ask about false captions, read the curve and AP.
+    """An interactive page: move a threshold over a detector's boxes, query false captions, read the curve and AP.
 
-    data: of `load_tricd`; predictions: entries by pair, as in `evaluate`, at most 100 boxes each, scores 0..1;
-    pictures: uint8 [H, W, 3] by side, 0 and 1; threshold: at the start, when no false caption is asked about; title: a
-    line above. Its `widget()` has the attributes threshold, iou, asked, shift and scores (see `scores_of_detections`).
-    Errors: ValueError for a pair with more boxes, and what `evaluate` refuses.
+    data: result of `load_tricd`; predictions: entries by pair, as in `evaluate`, at most 100 boxes each, scores 0..1;
+    pictures: images, uint8 [H, W, 3], by side, 0 and 1; threshold: initial value (no false caption is queried at
+    first); title: line above. Its `widget()` has the attributes threshold, iou, asked, shift and scores (see
+    `scores_of_detections`). Errors: ValueError for a pair with more boxes, and for input that `evaluate` refuses.
     """
     facts = _facts(data, predictions, pictures)
     false = [str(pair.id) for pair in data.pairs if not pair.positive]

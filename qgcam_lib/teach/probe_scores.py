@@ -22,8 +22,8 @@ from .explorer import Explorer, data_uri, page_part, score_tables
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #d707343a
 @dataclass(frozen=True)
 class EditedScenes:
-    """A scene in all states of its choices. choices: what can be chosen, and the values; pictures: uint8 [H, W, 3], one
-    a state, in the order of `itertools.product` over the choices; prompts; truth: bool [states, prompts]."""
+    """A scene in all states of its choices. choices: name of a choice -> its values; pictures: images, uint8 [H, W, 3],
+    one per state, in the order of `itertools.product` over the choices; prompts; truth: bool [states, prompts]."""
 
     choices: Mapping[str, Sequence[str]]
     pictures: Sequence[np.ndarray]
@@ -40,7 +40,7 @@ _LEFT, _RIGHT, _FOOT = 26.0, 72.0, 77.0
 
 
 def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Rendering:
-    "A state of the scene, its background still there."
+    "A state of the scene, with its background."
     ends = (_LEFT, _RIGHT) if on_the_left == "the animal" else (_RIGHT, _LEFT)
     things = (
         Thing(0, animal, "animals", "brown", x=ends[0], y=_FOOT, height=_HEIGHTS[animal], depth=_FOOT,
@@ -51,7 +51,7 @@ def _draw(animal: str, on_the_left: str, colour: str, background: str) -> Render
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #91a1cb04
 def _captions() -> list[Caption]:
-    "'A cow to the left of a red ball', the other way round, and 'there is a cow', for all animals and colours."
+    "'A cow to the left of a red ball', the reverse, and 'there is a cow', for all animals and colours."
     captions = []
     for animal, colour in product(_CHOICES["animal"], _CHOICES["ball"]):
         pair = Noun(animal), Noun("ball", (("colour", colour),))
@@ -74,7 +74,7 @@ def edited_scenes() -> EditedScenes:
 _SCRIPT, _CSS = page_part("probe_scores.js"), page_part("probe_scores.css")
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #1b866f92
-_COMPARISONS = (  # what is compared: the right cell of the table, and its rival
+_COMPARISONS = (  # name of a comparison, the correct cell of the table, and its rival
     ("picture 1: prompt 1 against 2", (0, 0), (0, 1)),
     ("picture 2: prompt 2 against 1", (1, 1), (1, 0)),
     ("prompt 1: picture 1 against 2", (0, 0), (1, 0)),
@@ -83,7 +83,7 @@ _COMPARISONS = (  # what is compared: the right cell of the table, and its rival
 _RESULTS = ("text", "image", "group", "confidence", "ties")
 _FAIR = ("Not a fair question: see which prompts are true of which picture.",
          "Each prompt is true of its own picture only: a fair question.")
-_JPEG = {"quality": 85, "subsampling": 0}  # of the pictures in the page; the models saw the originals
+_JPEG = {"quality": 85, "subsampling": 0}  # for the images in the page; the models saw the originals
 
 
 def _number(value: float) -> str:
@@ -91,7 +91,7 @@ def _number(value: float) -> str:
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #6933a771
 def _text(value: bool | int | float) -> str:
-    "A value as the script writes it."
+    "A value in the text format of the script."
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value) if isinstance(value, int) else f"{value:.6f}"
@@ -102,7 +102,7 @@ def _options(texts: Sequence[str]) -> str:
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #372287b7
 def _editor(k: int, choices: Mapping[str, Sequence[str]], state: int, picture: str) -> str:
-    "A picture, and a row of buttons for each choice."
+    "An image, and a row of buttons for each choice, as HTML."
     rows, chosen = "", list(product(*choices.values()))[state]
     for c, (what, values) in enumerate(choices.items()):
         buttons = "".join(f'<label><input type="radio" data-choice="{k}-{c}" value="{v}">{escape(value)}</label>'
@@ -114,7 +114,7 @@ def _editor(k: int, choices: Mapping[str, Sequence[str]], state: int, picture: s
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #caafeca8
 def _tables(S: np.ndarray, truth: np.ndarray, library_values: Mapping) -> str:
-    "The 2 x 2 table, the comparisons and the result."
+    "The 2 x 2 table, the comparisons and the result, as HTML."
     cells = "".join(f"<tr><th>picture {i + 1}</th>" + "".join(
         f'<td data-cell="{i}{j}">{_number(S[i, j])}</td><td><small data-truth="{i}{j}">'
         f"{str(truth[i, j]).lower()}</small></td>" for j in (0, 1)) + "</tr>" for i in (0, 1))  # fmt: skip
@@ -135,7 +135,7 @@ def _tables(S: np.ndarray, truth: np.ndarray, library_values: Mapping) -> str:
 
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #ad4b51fd
 def _controls(scenes: EditedScenes, start: Mapping, models: Sequence[str]) -> str:
-    "The choice of prompts and model; the chosen ones in words where no script runs."
+    "The menus for prompts and model, as HTML; without scripts, the initial choice as text."
     prompts = "".join(f'<label>prompt {k + 1} <select class="prompt{k}">{_options(scenes.prompts)}</select></label><br>'
                       for k in (0, 1))
     chosen = "".join(f'<option value="{escape(model)}">{escape(model)}</option>' for model in models)
@@ -150,12 +150,12 @@ def _controls(scenes: EditedScenes, start: Mapping, models: Sequence[str]) -> st
 # %% ../../nbs/lib/teach/03_probe_scores.ipynb #76cfe634
 def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], *, start: tuple = ((0, -1), (0, 1)),
                         title: str = "") -> Explorer:
-    """An interactive page: edit two pictures, choose two prompts and a model, read text, image, group and confidence.
+    """An interactive page: edit two images, choose two prompts and a model, read text, image, group and confidence.
 
-    scores: of each model the logits [states, prompts], kept to six digits; start: the two states and the two prompts
-    (numbers; negative ones count from the end) that are shown first; title: a line above. For the start the page holds
-    the values of `pair_scores`, for every model. Its `widget()` has the attributes states, prompts, model, digits and
-    scores (see `scores_of_pair`). Errors: ValueError, see `score_tables`.
+    scores: model -> logits [states, prompts], rounded to six decimals; start: the two states and the two prompts shown
+    first (indices; negative ones count from the end); title: line above. The page stores the values of
+    `pair_scores` for its initial state and every model. Its `widget()` has the attributes states, prompts, model,
+    digits and scores (see `scores_of_pair`). Errors: ValueError, see `score_tables`.
     """
     tables = score_tables(scores, scenes.truth.shape)
     begin = [np.arange(size)[list(two)].tolist() for size, two in zip(scenes.truth.shape, start, strict=True)]
@@ -179,8 +179,8 @@ def explore_pair_scores(scenes: EditedScenes, scores: Mapping[str, np.ndarray], 
 def scores_of_pair(tables: Mapping[str, np.ndarray], state: Mapping) -> dict:
     """The values of `pair_scores` and `pair_ties` for a state of the explorer: text, image, group, confidence, ties.
 
-    tables: of each model the scores [states, prompts]; state: states and prompts (two numbers each), model, digits
-    ("" or so many that the scores are rounded to, halves up).
+    tables: model -> scores [states, prompts]; state: states and prompts (two indices each), model, digits (number of
+    decimals to which scores are rounded, half up, or "").
     """
     S = tables[state["model"]][np.ix_(state["states"], state["prompts"])]
     if S.shape != (2, 2) or min(*state["states"], *state["prompts"]) < 0:

@@ -29,10 +29,10 @@ from .explorer import Explorer, data_uri, page_part, score_tables, still_picture
 class SaidScene:
     """An image, its expressions, and every text that their words can form.
 
-    picture: uint8 [H, W, 3]; listener: knows the scene; names: of the candidates; expressions: records with the same
-    candidates, in the order of `listener.candidates`; texts: all orders of the words of each expression, also with
-    words left out, one word at least; outcomes: [expressions][texts], what the exact listener makes of a text that was
-    said for the target of the expression, one of `miniworld.words.listener.OUTCOMES`.
+    picture: image, uint8 [H, W, 3]; listener: the exact listener for the scene; names: names of the candidates;
+    expressions: records with the same candidates, in the order of `listener.candidates`; texts: all orders of each
+    expression's words, also with words left out, at least one word; outcomes: [expressions][texts], how the exact
+    listener understands a text meant for the expression's target, one of `miniworld.words.listener.OUTCOMES`.
     """
 
     picture: np.ndarray
@@ -44,7 +44,7 @@ class SaidScene:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #76356060
 def arrangements(text: str) -> list[str]:
-    "Every text that a text's words can make: all orders, also with words left out; sorted, each once."
+    "Every text that the words of `text` can form: all orders, also with words left out; sorted and unique."
     words = text.split()
     return sorted({" ".join(some) for n in range(1, len(words) + 1) for some in permutations(words, n)})
 
@@ -65,7 +65,7 @@ def _row() -> Rendering:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #b5436b30
 def said_scene() -> SaidScene:
-    "Two balls and two dogs, an easy, a hard and an adversarial expression, and the 586 texts that their words make."
+    "Two balls and two dogs, an easy, a hard and an adversarial expression, and the 586 texts that their words form."
     picture = _row()
     listener = Listener(picture.scene)
     things = [picture.scene.thing(number) for number in listener.candidates]
@@ -79,16 +79,16 @@ def said_scene() -> SaidScene:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #9fddbdeb
 def _alike(chosen: Iterable[int], candidates: Sequence[int]) -> np.ndarray:
-    "The same chance for all that are chosen; for all candidates, when none is."
+    "Equal probabilities for the chosen candidates, or for all candidates if none is chosen."
     hits = np.isin(candidates, list(chosen)).astype(float)
     return hits / hits.sum() if hits.any() else np.full(len(candidates), 1 / len(candidates))
 
 
 def listener_scores(listener: Listener, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """The probability that two listeners choose each box: {"words in order": [texts, candidates], "bag of words": the
-    same}.
+    """The probability with which two listeners choose each box: {"words in order": [texts, candidates], "bag of words":
+    same shape}.
 
-    Rows sum to 1. A box that cannot be meant has 0; a text of which nothing may be true has the same for all.
+    Rows sum to 1. A box that the text cannot mean has 0; if the text can mean no box, all boxes have the same value.
     """
     exact = [_alike(listener.hear(text).possible, listener.candidates) for text in texts]
     bags = {bag: _alike(_of_a_bag(listener, bag), listener.candidates)
@@ -113,16 +113,16 @@ _OUTCOMES = {"same": "means the target", "another": "means another thing", "ambi
 
 
 def _text(what: str, value: bool | int | float) -> str:
-    "A value as the script writes it."
+    "A value in the text format of the script."
     return {"predicted": f"box {value + 1}", "correct": "yes" if value else "no", "ties": str(value),
             "by_lot": f"{value:.3f}"}[what]  # fmt: skip
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #9a7b0d47
-_SCALE = 2  # of the picture where no script draws
+_SCALE = 2  # of the image for viewers without scripts
 
 
 def _still(scene: SaidScene) -> np.ndarray:
-    "The picture with its numbered boxes, for viewers without a script."
+    "The image with its numbered boxes, for viewers without scripts."
     picture = Image.fromarray(scene.picture.repeat(_SCALE, 0).repeat(_SCALE, 1))
     draw = ImageDraw.Draw(picture)
     for k, box in enumerate(scene.expressions[0].candidates, 1):
@@ -133,7 +133,7 @@ def _still(scene: SaidScene) -> np.ndarray:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #9d23b0aa
 def _drawing(scene: SaidScene) -> str:
-    "The picture with its numbered boxes."
+    "The image with its numbered boxes, as HTML."
     height, width = scene.picture.shape[:2]
     boxes = "".join(f'<rect x="{x0}" y="{y0}" width="{x1 - x0}" height="{y1 - y0}"/><text x="{x0 + 1}" y="{y0 - 2}">'
                     f"{k}</text>" for k, (x0, y0, x1, y1) in enumerate(scene.expressions[0].candidates, 1))
@@ -145,7 +145,7 @@ def _drawing(scene: SaidScene) -> str:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #e3000001
 def _controls(scene: SaidScene, title: str) -> str:
-    "The choice of an expression, the words, and what can be done to them."
+    "The menu of expressions, the words, and the buttons that change them, as HTML."
     options = "".join(f'<option value="{k}">{escape(f"{one.split}: " if one.split else "")}{escape(one.text)}</option>'
                       for k, one in enumerate(scene.expressions))
     buttons = "".join(f'<button type="button" data-how="{how}">{text}</button>' for how, text in _HOW.items())
@@ -165,7 +165,7 @@ def _controls(scene: SaidScene, title: str) -> str:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #9a13e87a
 def _tables(scene: SaidScene, tables: Mapping[str, np.ndarray], library_values: Mapping) -> str:
-    "The scores of the boxes, and what is made of them."
+    "The scores of the boxes, and the resulting choices, as HTML."
     first = scene.expressions[0]
     at, head = scene.texts.index(first.text), "".join(f"<th>{escape(name)}</th>" for name in tables)
 
@@ -196,9 +196,9 @@ _SHUFFLES = 8  # seeds of `perturb` behind the button
 def explore_word_order(scene: SaidScene, scores: Mapping[str, np.ndarray], *, title: str = "") -> Explorer:
     """An interactive page: move the words of an expression, leave some out, and watch how rankers rank the boxes.
 
-    scores: of each ranker [texts, candidates] for `scene.texts`, higher fits better, kept to six digits; title: a line
-    above. For the expressions as said the page holds the values of `score_choices`, for every ranker. Its `widget()`
-    has the attributes expression (its number), text and scores (of each ranker what `choice_of` says of the text).
+    scores: ranker -> [texts, candidates] for `scene.texts`, higher is a better fit, rounded to six decimals; title:
+    line above. For the original expressions the page stores the values of `score_choices`, for every ranker. Its
+    `widget()` has the attributes expression (an index), text and scores (ranker -> result of `choice_of` for the text).
     Errors: ValueError, see `score_tables`.
     """
     tables = score_tables(scores, (len(scene.texts), len(scene.names)))
@@ -220,7 +220,7 @@ def explore_word_order(scene: SaidScene, scores: Mapping[str, np.ndarray], *, ti
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #373bf287
 def _changed(text: str, how: str, seed: int) -> str:
-    "`perturb` with the miniworld's own grammar in place of a tagger."
+    "The result of `perturb`, with the miniworld's grammar instead of a tagger."
     words = text.split()
     nouns = [k for k, word in enumerate(words) if word in NOUNS]
     if how == "nouns_adjectives":
@@ -233,19 +233,19 @@ def _changed(text: str, how: str, seed: int) -> str:
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #112b1ceb
 def _record(scene: SaidScene, k: int) -> dict:
-    "What the page knows of an expression."
+    "The data of the page for an expression."
     one = scene.expressions[k]
     changes = {}
     for how in _HOW:
         texts = [_changed(one.text, how, seed) for seed in range(_SHUFFLES)]
-        changes[how] = [text for text in texts if text]  # no noun and no adjective: nothing is left
+        changes[how] = [text for text in texts if text]  # a text without nouns and adjectives becomes empty
     return {"text": one.text, "right": one.right().tolist(), "changes": changes, "random": _random(one),
             "outcomes": [OUTCOMES.index(outcome) for outcome in scene.outcomes[k]]}  # fmt: skip
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #da3db095
 def choice_of(one: Expression, scores: np.ndarray) -> dict:
     """The library's values for one expression and the scores of its candidates: predicted, correct, ties (see
-    `score_choices`), and by_lot, the share of right boxes among those of the highest score."""
+    `score_choices`), and by_lot, the share of correct boxes among the boxes with the maximum score."""
     frame = pd.DataFrame({"id": one.id, "candidate": range(len(scores)), "score": scores})
     row = score_choices([one], frame).iloc[0]
     return {"predicted": int(row["predicted"]), "correct": bool(row["correct"]), "ties": int(row["ties"]),
