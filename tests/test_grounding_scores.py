@@ -126,7 +126,7 @@ def test_nothing_yet_is_nan_and_zero():
 def test_different_options_are_never_merged_or_grouped():
     metric = update(GroundingScores(), range(3))
     for other in (GroundingScores("pixel"), GroundingScores(ties="first"), GroundingScores(tau=0.71)):
-        with pytest.raises(ValueError, match="merge only scores that were computed in the same way"):
+        with pytest.raises(ValueError, match="can only be merged if they were computed in the same way"):
             metric.merge_state(update(other, range(3, 6)))
         assert len(metric.frame()) == 3
     both = MetricCollection({"expected": GroundingScores(), "first": GroundingScores(ties="first"),
