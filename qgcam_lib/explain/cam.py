@@ -140,8 +140,8 @@ def gscorecam(visual, pixels: torch.Tensor, texts: torch.Tensor, *, scale: float
 
     visual: open_clip's `ModifiedResNet` in evaluation mode; pixels: [3, S, S], normalised, on its device; texts: unit
     vectors [P, D]; scale: factor from cosine to logit; n_channels: channels taken for each phrase, all if there are
-    fewer; chunk: masked images per pass, which determines the memory. A map is zero if no channel is active.
-    Source: Chen et al. 2022.
+    fewer; chunk: masked images per pass, which determines the memory. A map is zero if no channel is active, and NaN
+    if a pixel is NaN. Source: Chen et al. 2022.
     """
     first = layer4(visual, pixels[None].to(visual.conv1.weight.dtype))[0]
     if not len(texts):
