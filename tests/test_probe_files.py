@@ -1,6 +1,7 @@
 """Groups of the probes: what a record refuses, and that every file reads back as it was written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,11 @@ def test_wrong_calls_and_mixed_files_are_refused(tmp_path):
         write_groups([swap, RelCompGroup("a", "1.jpg", "c", "p", "n", "predicate")], tmp_path / "m.json")
     with pytest.raises(ExampleError, match="used twice"):
         write_groups([swap, swap], tmp_path / "m.json")
+    pictures = context_pictures("1.jpg", "gray")
+    one = ContextGroup("a", "1.jpg", "gray", "background", pictures, ("dog",), ("dog", "bed"), ("d", "b"))
+    for other in (replace(one, id="b"), replace(one, id="b", filler="black", classes=("dog",), prompts=("d",))):
+        with pytest.raises(ExampleError, match="one file with the others"):
+            write_groups([one, other], tmp_path / "b.json")
     with pytest.raises(ValueError, match="below its folder"):
         picture_file("../x.jpg", tmp_path)
 

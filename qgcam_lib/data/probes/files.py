@@ -153,6 +153,11 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         text = pd.DataFrame(table.items(), columns=["class", "prompt"]).to_csv(index=False, lineterminator="\n")
         write_whole(path.parent / CLASSES_FILE, text)
         rows = context_rows(groups, form, table)
+        again = [one for number, row in enumerate(rows) for one in context_groups(row, number, form, table, FILLERS)]
+        lost = next((one.id for one in groups if one not in again), None)
+        if lost is not None:
+            raise ExampleError("this group cannot be in one file with the others: a row has one group per filler, and one "
+                               "list of classes", lost, remedy="Write it to a file of its own")
     elif form == "swap":
         rows = [swap_row(number, one) for number, one in enumerate(groups)]
     else:

@@ -122,8 +122,8 @@ def image_path(entry: dict) -> Path:
     return Path("images") / folder / entry["url"].split("/")[-1]
 
 # %% ../../../nbs/lib/miniworld/writers/04_spatialsense.ipynb #0a82469d
-VERSION = 1
-SPATIALSENSE_CHECKSUM = "0e9a4138ad28f0f8daa63d543fa99e1cfe5e387125bab21d747eb8c2c4e577cd"
+VERSION = 2
+SPATIALSENSE_CHECKSUM = "095f040f308196ddb6d1306e80538c925632602d09494b53a3183e953af7be55"
 
 
 @layout("spatialsense", VERSION, SPATIALSENSE_CHECKSUM, most=18_999)
