@@ -18,8 +18,8 @@ LISTENERS = listener_scores(SAID.listener, SAID.texts)
 SHAPE = (len(SAID.texts), len(SAID.names))
 RNG = np.random.default_rng(3)
 SCORES = {**LISTENERS, "noise": RNG.normal(0, 3, SHAPE), "ties": RNG.integers(-1, 2, SHAPE).astype(float)}
-MEANS = {"same": "means the target", "another": "means another thing", "ambiguous": "may mean more than one thing",
-         "nothing": "is true of nothing here", "not understood": "is no phrase"}
+MEANS = {"same": "means the target", "another": "means another object", "ambiguous": "may mean several objects",
+         "nothing": "is true of no object here", "not understood": "is ungrammatical"}
 
 
 def test_every_order_of_some_of_the_words_is_there_once():

@@ -156,7 +156,7 @@ def scores_of_detections(data: Any, predictions: Mapping[int, Mapping], state: M
 _PR_SCRIPT, _PR_CSS = page_part("detections.js"), page_part("detections.css")
 
 # %% ../../nbs/lib/teach/02_map_scores.ipynb #a600000a
-_ROWS = {"AP": "AP, ten overlaps", "AP50": "AP50", "precision": "precision at the threshold",
+_ROWS = {"AP": "AP, mean over ten IoUs", "AP50": "AP50", "precision": "precision at the threshold",
          "recall": "recall at the threshold", "false_alarms": "boxes on false captions"}  # fmt: skip
 
 
@@ -164,7 +164,8 @@ def _facts(data: Any, predictions: Mapping[int, Mapping], pictures: Mapping[int,
     "The data of the page: the boxes with their hits, the pairs, the images."
     matches = match_predictions(data, predictions)
     if matches.n_cut:
-        raise ValueError("predictions: expected at most 100 boxes a pair")
+        raise ValueError("predictions: expected at most 100 boxes per pair of image and caption, but a pair has more. "
+                         "Keep its 100 boxes with the highest scores.")
     packed, hits = matches.packed, np.zeros((len(THRESHOLDS), len(matches.order)), bool)
     hits[:, matches.kept] = matches.hits
     boxes = [{"pair": data.pairs[packed.pair[n]].id, "truth": bool(data.positive[packed.pair[n]]),
@@ -182,7 +183,7 @@ def _pairs(data: Any, facts: Mapping) -> str:
     for k, pair in enumerate(data.pairs):
         still = still_picture(facts["pictures"][pair.side], pair.caption)
         ask = "" if pair.positive else ('<label class="live" hidden><input type="checkbox" '
-                                        f'data-asked="{pair.id}"> ask about this caption too</label>')
+                                        f'data-asked="{pair.id}"> include this caption</label>')
         parts.append(f'<figure><figcaption>{escape(pair.caption)}: {"true" if pair.positive else "<b>false</b>"}'
                      f'</figcaption>{still}<svg class="live" hidden data-pair="{k}" viewBox="0 0 {pair.size[1]} '
                      f'{pair.size[0]}" role="img" aria-label="{escape(pair.caption, quote=True)}"></svg>{ask}</figure>')

@@ -81,8 +81,8 @@ _COMPARISONS = (  # name of a comparison, the correct cell of the table, and its
     ("prompt 2: picture 2 against 1", (1, 1), (0, 1)),
 )
 _RESULTS = ("text", "image", "group", "confidence", "ties")
-_FAIR = ("Not a fair question: see which prompts are true of which picture.",
-         "Each prompt is true of its own picture only: a fair question.")
+_FAIR = ("Not a fair pair: prompt 1 must be true of picture 1 only, prompt 2 of picture 2 only.",
+         "A fair pair: each prompt is true of its picture only.")
 _JPEG = {"quality": 85, "subsampling": 0}  # for the images in the page; the models saw the originals
 
 
@@ -184,7 +184,8 @@ def scores_of_pair(tables: Mapping[str, np.ndarray], state: Mapping) -> dict:
     """
     S = tables[state["model"]][np.ix_(state["states"], state["prompts"])]
     if S.shape != (2, 2) or min(*state["states"], *state["prompts"]) < 0:
-        raise ValueError("expected two states and two prompts, counted from 0")
+        raise ValueError("states, prompts: expected two indices each, counted from 0, "
+                         f"but got {state['states']} and {state['prompts']}")
     if state["digits"] != "":
         step = 10.0 ** int(state["digits"])
         S = np.floor(S * step + 0.5) / step

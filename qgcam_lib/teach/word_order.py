@@ -105,11 +105,11 @@ def _of_a_bag(listener: Listener, bag: str) -> set[int]:
 _SCRIPT, _CSS = page_part("word_order.js"), page_part("word_order.css")
 
 # %% ../../nbs/lib/teach/04_word_order.ipynb #7c37415e
-_ROWS = {"predicted": "chosen", "correct": "right?", "ties": "ties", "by_lot": "right, when a lot breaks ties"}
+_ROWS = {"predicted": "chosen", "correct": "right?", "ties": "ties", "by_lot": "right, ties broken at random"}
 _HOW = {"shuffle": "shuffle", "reverse": "reverse", "nouns_adjectives": "nouns and adjectives",
         "swap_head": "swap the nouns"}  # fmt: skip
-_OUTCOMES = {"same": "means the target", "another": "means another thing", "ambiguous": "may mean more than one thing",
-             "nothing": "is true of nothing here", "not understood": "is no phrase"}  # fmt: skip
+_OUTCOMES = {"same": "means the target", "another": "means another object", "ambiguous": "may mean several objects",
+             "nothing": "is true of no object here", "not understood": "is ungrammatical"}  # fmt: skip
 
 
 def _text(what: str, value: bool | int | float) -> str:
