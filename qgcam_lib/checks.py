@@ -61,10 +61,10 @@ def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
         return ""
     left = {how: _share_outside(read(boxes), sizes) for how, read in READINGS.items()}
     how = min(left, key=left.get)
-    text = f"{share:.0%} of the boxes are inverted or stick out of their pictures: "
+    text = f"{share:.0%} of the boxes are inverted or extend beyond their pictures: "
     if left[how] <= min(share / 5, 0.05):
         return f"{text}they fit as {how}"
-    return f"{text}are they in pixels of these pictures, and sizes (height, width)?" if share > most else ""
+    return f"{text}are they in pixels, and the sizes (height, width)?" if share > most else ""
 
 # %% ../nbs/lib/05_checks.ipynb #846428fb
 def _units(sizes: np.ndarray) -> dict[str, np.ndarray]:
@@ -316,17 +316,17 @@ def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) ->
     scores = np.asarray(scores, np.float64)
     scores = scores[~np.isnan(scores)]
     if kind.over in (ACROSS, *compared):
-        return [f"the scores add up to 1 over the {kind.over}: a softmax over them was taken before, and changes what "
-                "is compared. Give logits"]
+        return [f"the scores add up to 1 over the {kind.over}, so a softmax over them was already applied. It changes "
+                "which score is higher: pass logits"]
     if kind.guessed and not kind.has_confidence:
         looks = {"probability": "probabilities or cosines", "cosine": "cosines"}[kind.name]
         return [f"the scores look like {looks} ({scores.min():.3g} to {scores.max():.3g}), so the confidence is "
-                "undefined: say which by kind, or multiply cosines by the scale of the model"]
+                "undefined: name the kind, or multiply cosines by the model's scale to get logits"]
     if kind.name == "log-probability" and not kind.over and (scores > -0.05).mean() > 0.02:
-        return ["the scores look like logarithms of probabilities that do not add up to 1: where they are of a "
-                "sigmoid, the confidence is another one. Give logits"]
+        return ["the scores look like logarithms of probabilities that do not add up to 1. If these come from a "
+                "sigmoid, the confidence is wrong: pass logits"]
     if kind.guessed and kind.name == "logit" and scores.min(initial=1) >= 0 and 95 < scores.max() <= 100:
-        return ["the scores look like percent (0 to 100): divide by 100 and say kind='probability'"]
+        return ["the scores look like percent (0 to 100): divide by 100 and pass kind='probability'"]
     return []
 
 # %% ../nbs/lib/05_checks.ipynb #988769d2
@@ -340,10 +340,10 @@ def score_findings(scores: Any, tied: Any = ()) -> list[str]:
     values, counts = np.unique(scores, return_counts=True)
     most = counts.max(initial=0)
     if len(scores) >= 20 and len(values) == 1:
-        return [f"all {len(scores)} scores are {scores[0]:g}, so that only ties decide"]
+        return [f"all {len(scores)} scores are {scores[0]:g}, so all choices are ties"]
     if most >= max(10, 0.02 * len(scores)) and len(values) > 0.9 * (len(scores) - most):
         return [f"{most} of {len(scores)} scores are {values[counts.argmax()]:g}, and the others are all different: "
-                "was it filled in where there is no score? Leave those out"]
+                "was it filled in for missing scores? Leave these out"]
     if len(tied) >= 20 and tied.mean() > 0.2:
         return [f"{tied.sum()} of {len(tied)} choices are between equal scores: were scores rounded, or are they True "
                 "and False?"]

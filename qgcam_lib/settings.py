@@ -48,8 +48,8 @@ def project_file(name: str) -> Path:
     places = [ROOT / name] + ([Path(here).parent / "project" / name] if here else [])
     path = next((place for place in places if place.exists()), None)
     if path is None:
-        raise FileFault(f"{name}: this file of the project is not here. The installed package does not carry it: "
-                        f"clone the project and work inside the clone ({ROOT} is none)")
+        raise FileFault(f"{name}: not found in {ROOT}, and the installed package does not contain this file: clone the "
+                        "project and work inside the clone")
     return path
 
 # %% ../nbs/lib/04_settings.ipynb #009b5daf

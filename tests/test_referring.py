@@ -173,7 +173,7 @@ def test_odd_candidate_sets():
     assert found.correct.tolist() == [False, False, True] and found.n_words["twice"] == 80
     assert found.random.tolist() == pytest.approx([0, 0, 2 / 3])
     assert found.loc["none", ["predicted", "iou", "ties"]].isna().all() and found.n_candidates["none"] == 0
-    with pytest.raises(ValueError, match="no expression has any"):
+    with pytest.raises(ValueError, match="no expression has candidate boxes"):
         score_choices(some[:1], table_of({}))
 
 

@@ -263,7 +263,7 @@ def test_bad_input_is_named(world):
         load_questions(asked, classes=["blue"], **options)
     data = load_questions(asked, keep_unknown=True, classes=["yes"], **options)
     model = TwoTasks(build_vilbert(SMALL, len(options["tokenizer"]), 4), 1)
-    with pytest.raises(ParameterError, match="2 without"):
+    with pytest.raises(ParameterError, match="2 texts without"):
         start_questions(model, data, RankerRecipe())
     with pytest.raises(ParameterError, match="questions"):
         start_tasks(network(), toys(), data, SHORT)

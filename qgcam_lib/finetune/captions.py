@@ -318,8 +318,8 @@ def falsify(self: CaptionMaker, row: int, caption: ImageCaption, rng: Generator,
         other = self.true(int(rng.integers(len(self.texts))), rng, recipe, whole)
         if not self.possible([row], [other])[0, 0]:
             return other.falsified(0, 0, ())
-    raise ValueError(f"texts: no caption could be found that is false of picture {self.texts[row].id}. Give a larger "
-                     "or more varied split.")
+    raise ValueError(f"texts: found no caption that is false of picture {self.texts[row].id}: all of 100 drawn ones "
+                     "could be true of it. Use a larger or more varied split.")
 
 # %% ../../nbs/lib/finetune/02_captions.ipynb #dc40f568
 @patch

@@ -32,13 +32,13 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     argv = ["--name", *argv] if argv and argv[0] in MINIS else argv
     parser = argparse.ArgumentParser("python -m qgcam_lib.finetune", description="Train the mini models of data/zoo.")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--name", choices=[*MINIS], default="blip-mini", help="the entry (default: blip-mini)")
-    which.add_argument("--missing", action="store_true", help="every entry that the zoo lacks")
+    which.add_argument("--name", choices=[*MINIS], default="blip-mini", help="the model to train (default: blip-mini)")
+    which.add_argument("--missing", action="store_true", help="train every model that the zoo lacks")
     parser.add_argument("--out", type=Path, default=zoo_folder(), help="folder of the zoo (default: data/zoo)")
     parser.add_argument("--data", type=Path, default=settings.data_root / "miniworld",
-                        help="folder of the miniworld, made where missing")
+                        help="folder of the miniworld, which is generated if missing")
     parser.add_argument("--work", type=Path, default=settings.cache,
-                        help="has a folder of each entry's checkpoint, which is resumed (default: the cache)")
+                        help="folder of the checkpoints, from which training resumes (default: the cache)")
     args, rest = parser.parse_known_args(argv)
     names = [n for n in MINIS if not (args.out / n / "card.json").is_file()] if args.missing else [args.name]
     recipes = {name: _changed(MINIS[name].kind.recipe, rest, parser.prog) for name in names}

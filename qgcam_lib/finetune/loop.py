@@ -78,8 +78,8 @@ def first_alone(what: str, work: Callable[[], Any]) -> Any:
         if count > 1:
             dist.all_reduce(torch.zeros(1))
     except RuntimeError as error:
-        raise RuntimeError(f"process {rank} waited while process 0 {what}, which failed or took longer than the "
-                           "group's limit; see what process 0 says.") from error
+        raise RuntimeError(f"process {rank} waited while process 0 {what}. Process 0 failed or exceeded the time limit "
+                           "of the process group. See the messages of process 0.") from error
     return done
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #9f7ad55b
@@ -208,9 +208,8 @@ def read_losses(training: Training) -> None:
         row.update({name: next(values) for name in names})
         if not math.isfinite(row["total"]):
             step = training.step - len(waiting) + number
-            raise ParameterError(f"learning_rate: expected one at which the losses stay finite, but in step {step} the "
-                                 f"total is {row['total']} (rate {training.recipe.rate(step):g}). "
-                                 "Take a lower rate, or let `clip` bound the gradient.")
+            raise ParameterError(f"learning_rate: the total loss is {row['total']} in step {step}, at a rate of "
+                                 f"{training.recipe.rate(step):g}. Use a lower rate, or limit gradients with `clip`.")
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #1723ff17
 _PROGRESS = ("step", "seconds", "rows", "recent", "best")
@@ -229,14 +228,15 @@ def load_checkpoint(training: Training, path: Path) -> None:
     """Resume from a checkpoint. Raises FileFault (a ValueError) if it belongs to another training."""
     state = read_torch(path)
     if not isinstance(state, dict) or not {"recipe", "fingerprint", "extra", *_PROGRESS} <= state.keys():
-        raise FileFault(f"{path.name}: no checkpoint of a training. Delete it to begin anew, or give another folder.")
+        raise FileFault(f"{path.name}: this file is no checkpoint of a training. Delete it to start from step 0, or "
+                        "use another folder.")
     recipe, stored = training.recipe, state["recipe"]
     differs = recipe.differs(stored) + sorted(stored.keys() - {f.name for f in fields(recipe)})
     differs += ["the number of processes"] if state.get("processes", 1) != processes()[1] else []
     if differs or state["fingerprint"] != training.fingerprint:
         raise FileFault(
-            f"{path.name}: a checkpoint of another training (it differs in {', '.join(differs) or 'its data'}). "
-            "Give the recipe and data it was made with, or another folder."
+            f"{path.name}: this is a checkpoint of another training, which differs in "
+            f"{', '.join(differs) or 'its data'}. Use the checkpoint's recipe and data, or another folder."
         )
     for name in ("model", "extra", "optimizer"):
         getattr(training, name).load_state_dict(state[name])

@@ -38,8 +38,8 @@ def score_matrix(expressions: Sequence[Expression], scores: pd.DataFrame) -> np.
     refuse(rows < 0, "no expression has the id {id!r} ({all} rows are of unknown ids); are they of another split?")
     behind = places >= boxes
     if behind.any() and places.min() == 1 and (places <= boxes).all():
-        refuse(behind, "candidates are counted from 0, these begin at 1, and {all} of "
-               f"{len(places)} rows lie one behind the last box: subtract 1 from the column candidate")
+        refuse(behind, "candidates are counted from 0, but the column candidate begins at 1, and {all} of "
+               f"{len(places)} rows name a box after the last. Subtract 1 from this column")
     refuse(behind | (places < 0), "expression {id!r} has {n} candidates, so its places are 0 to n - 1, got {k}")
     refuse(table.duplicated(["id", "candidate"]).to_numpy(), "expression {id!r} has two scores for candidate {k}")
     matrix = np.full((len(n), n.max(initial=0)), np.nan)
@@ -86,12 +86,12 @@ def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, th
     Source: METRICS of the compendium; Ref-Adv, section 4.1, which does not specify > or >=.
     """
     if not 0 < threshold <= 1 or missing not in MISSING:
-        raise ValueError(f"threshold, missing: expected a number above 0 up to 1 and one of {MISSING}, got "
-                         f"{threshold!r} and {missing!r}")
+        raise ValueError(f"threshold, missing: expected 0 < threshold <= 1 and missing to be one of {MISSING}, got "
+                         f"threshold={threshold!r} and missing={missing!r}")
     expressions = Expressions(expressions)
     n = np.array([len(one.candidates) for one in expressions], np.int64)
     if not n.any():
-        raise ValueError("expressions: expected candidates to choose from, no expression has any; see "
+        raise ValueError("expressions: no expression has candidate boxes. Add them with "
                          "data.referring.candidates.with_candidates")
     matrix = score_matrix(expressions, scores)
     there = np.arange(matrix.shape[1]) < n[:, None]

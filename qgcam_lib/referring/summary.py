@@ -31,8 +31,8 @@ from ..statistics.summary import TASKS
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0406
 def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> None:
     if lost := [column for column in columns if column not in frame]:
-        raise ValueError(f"{name}: expected rows of score_choices or refer with the columns {list(columns)}, {lost} "
-                         f"lack; it has {list(frame.columns)}")
+        raise ValueError(f"{name}: expected rows of score_choices or refer, but the columns {lost} are missing; it has "
+                         f"{list(frame.columns)}")
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #cfc290c9
 def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any) -> pd.DataFrame:
@@ -70,9 +70,9 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame, key: list[str]) -> None:
     apart = (both["n_candidates_x"] != both["n_candidates_y"]) | ~np.isclose(both["random_x"], both["random_y"])
     if apart.any():
         one = both[apart].iloc[0]
-        raise ValueError(f"a, b: expected the same candidates in both, expression {one['id']!r} has "
-                         f"{one['n_candidates_x']} ({one['random_x']:.3f} of them right) and {one['n_candidates_y']} "
-                         f"({one['random_y']:.3f}); {apart.sum()} differ")
+        raise ValueError(f"a, b: expected the same candidates in both, but {apart.sum()} expressions differ. For "
+                         f"example, expression {one['id']!r} has {one['n_candidates_x']} in a (accuracy by chance "
+                         f"{one['random_x']:.3f}) and {one['n_candidates_y']} in b ({one['random_y']:.3f})")
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #ec4e65e2
 def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any
@@ -135,7 +135,8 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "
     several = np.stack([np.bincount(strata[side == k], minlength=len(kinds)) for k in (0, 1)])
     shared = (several > 0).all(0)
     if not shared.any():
-        raise ValueError(f"equal: expected expressions of {a!r} and {b!r} with the same {equal!r}, there are none")
+        raise ValueError(f"equal: no expressions of {a!r} and {b!r} have the same {equal!r}. Pass equal=None to "
+                         "compare all of them")
     codes, n_groups = group_codes(rows, "group")
     means_of = {}
     for name in ("correct", "random"):

@@ -32,8 +32,8 @@ def group_codes(frame: pd.DataFrame, group: Group) -> tuple[np.ndarray, int]:
         return np.arange(len(frame)), len(frame)
     columns = [group] if isinstance(group, str) else list(group)
     if len(columns) not in (1, 2) or any(name not in frame for name in columns):
-        raise ValueError(f"group: expected a column of the frame, or two, got {group!r}; give group=None when every "
-                         f"row stands alone")
+        raise ValueError(f"group: expected a column of the frame, or two, got {group!r}; pass group=None if the "
+                         f"rows are independent")
     if lost := int(frame[columns].isna().sum().sum()):
         raise ValueError(f"group: expected a value in every row of {group!r}, got {lost} missing")
     values = np.concatenate([frame[name].to_numpy(object) for name in columns])

@@ -86,7 +86,7 @@ def _refuse_doubled(frame: pd.DataFrame, by: Sequence[str]) -> None:
     several = [name for name in ("model", "protocol", "run_id") if name in frame and name not in by
                and frame[name].nunique() > 1]
     remedy = f"The rows are of several values of {several[0]!r}: pass by={several[0]!r}" if several else (
-        "Was a file read twice? Drop the copies, or the column id where rows are examples of their own")
+        "Was a file read twice? Drop the copies, or the column id if each row is a different example")
     k = int(again.argmax())
     raise ParameterError(f"frame: expected each id once{f' in a cell of {list(by)}' if by else ''}, got "
                          f"'{frame['id'].iloc[k]}' again in row {frame.index[k]} ({again.sum()} of {len(frame)} rows "
@@ -140,8 +140,8 @@ def _refuse_mixed(frame: pd.DataFrame, by: Sequence[str]) -> None:
         cells = frame.groupby(list(by), dropna=False, observed=True)[column] if by else frame[column]
         if (np.asarray(cells.nunique()) > 1).any():
             kinds = ", ".join(map(repr, frame[column].dropna().unique()[:3]))
-            raise ParameterError(f"{column}: expected rows of one, got {kinds} together. Split the table, "
-                                 f"by={column!r}")
+            raise ParameterError(f"{column}: expected the same value in all rows of a mean, got {kinds}. Pass "
+                                 f"by={column!r} to average them separately")
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #d99432f7
 def check_rows(frame: pd.DataFrame, names: Sequence[str], contracts: Mapping[str, Any], *, by: Sequence[str] = ()
@@ -223,6 +223,6 @@ def check_pair(a: pd.DataFrame, b: pd.DataFrame, names: Sequence[str], contracts
         warnings.warn("; ".join(findings), SuspiciousInput, stacklevel=3)
     mine, theirs = _rules(a), _rules(b)
     for name in [name for name in mine if name in theirs and not _same_value(mine[name], theirs[name])]:
-        raise ParameterError(f"{name}: expected two runs scored alike, got {mine[name]!r:.300} in a and "
-                             f"{theirs[name]!r:.300} in b. Score both by one rule")
+        raise ParameterError(f"{name}: expected the same value in both runs, got {mine[name]!r:.300} in a and "
+                             f"{theirs[name]!r:.300} in b. Score both runs by the same rule")
     _refuse_other_data(a, b)

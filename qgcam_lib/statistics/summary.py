@@ -254,8 +254,8 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, metrics: Sequence[str] | str | Non
     names = [name for name in _pick_metrics(a, metrics) if metrics is not None or name in right]
     check_pair(left, right, [name for name in names if name in right], METRICS)
     if unmatched > len(left):
-        warnings.warn(f"{len(a)} rows of a and {len(b)} of b have {len(left)} examples in common, and the difference "
-                      "is of these alone", SuspiciousInput, stacklevel=2)
+        warnings.warn(f"only {len(left)} examples are in both a ({len(a)} rows) and b ({len(b)} rows). The difference "
+                      "is computed on these only", SuspiciousInput, stacklevel=2)
     codes, n_groups = intervals.group_codes(left, group)
     x, y = _as_values(left, names), _as_values(right, _pick_metrics(right, names))
     apart, rng = x - y, np.random.default_rng(seed)

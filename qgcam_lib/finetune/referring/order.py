@@ -109,11 +109,11 @@ def run_order(out: Path, root: Path, work: Path, device: str = "cpu") -> Path:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run the study; the command line of `python -m qgcam_lib.finetune.referring order`. Returns its folder."""
     parser = argparse.ArgumentParser(prog="python -m qgcam_lib.finetune.referring order",
-                                     description="Train the arms of the study of word order, and ask them.")
+                                     description="Train and evaluate the networks of the study of word order.")
     parser.add_argument("--out", type=Path, default=study_folder("ref_adv_order"),
                         help="folder of the study (default: data/studies/ref_adv_order)")
     parser.add_argument("--work", type=Path, default=settings.cache / "ref_adv_order", help="folder of the checkpoints")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="device of the networks (default: cpu)")
     args = parser.parse_args(argv)
     return run_order(args.out, settings.data_root / "miniworld", args.work, device=args.device)
 

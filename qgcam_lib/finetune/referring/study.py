@@ -239,7 +239,7 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     """
     file = Path(study) / arm / "arm.json"
     if not file.is_file():
-        raise FileFault(f"study: expected {arm}/arm.json in {study}, it is not there. Run the arm: python -m "
+        raise FileFault(f"study: {study} has no {arm}/arm.json. Train this arm with python -m "
                         f"qgcam_lib.finetune.referring --arm {arm}")
     record, root = json.loads(file.read_text(encoding="utf-8")), Path(root or settings.data_root / "miniworld")
     longest = record["steps"] // record["recipe"]["log_every"]
@@ -271,8 +271,8 @@ def _learned(record: dict, study: Path, root: Path, cache: str | Path | None, pr
     data = load_ranker_data(first_pictures(refcocog(folder, "train"), count), folder / "images", encoder, tokenizer,
                             cache=cache, progress=progress)
     if content(data) != record["data"]["train"]:
-        raise FileFault(f"study: {record['name']} learned from other expressions than this code makes ({len(data)}, "
-                        f"there: {record['data']['expressions']}). Run the study anew.")
+        raise FileFault(f"study: arm {record['name']} was trained on other expressions than this code generates. Run "
+                        "the study again.")
     return data
 
 # %% ../../../nbs/lib/finetune/referring/05_study.ipynb #a1d70023
@@ -281,16 +281,17 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser = argparse.ArgumentParser(prog="python -m qgcam_lib.finetune.referring",
                                      description="Train the arms of the study of Ref-Adv's remedies.")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--arm", choices=[*ARMS], help="one arm, anew or from its checkpoint")
-    which.add_argument("--missing", action="store_true", help="every arm that the study lacks")
+    which.add_argument("--arm", choices=[*ARMS], help="train this arm, from its checkpoint if it has one")
+    which.add_argument("--missing", action="store_true", help="train every arm that the study lacks")
     parser.add_argument("--out", type=Path, default=study_folder("ref_adv"),
                         help="folder of the study (default: data/studies/ref_adv)")
     world = settings.data_root / "miniworld"
-    parser.add_argument("--data", type=Path, default=world, help="the miniworld, beside which pictures lie or are made")
+    parser.add_argument("--data", type=Path, default=world,
+                        help="folder of the miniworld; the study's images are next to it, generated if missing")
     parser.add_argument("--work", type=Path, default=settings.cache / "ref_adv_study", help="folder of the checkpoints")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of an arm (default: {STEPS})")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of each training (default: {STEPS})")
+    parser.add_argument("--seed", type=int, default=0, help="seed of each training (default: 0)")
+    parser.add_argument("--device", default="cpu", help="device of the network (default: cpu)")
     args = parser.parse_args(argv)
     names = [name for name in ARMS if not (args.out / name / "arm.json").is_file()] if args.missing else [args.arm]
     if not names:

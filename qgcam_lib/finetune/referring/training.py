@@ -93,8 +93,8 @@ class RankerRecipe(Recipe):
 
     def __post_init__(self):
         if self.loss not in get_args(Loss) or self.fit not in get_args(Fit):
-            raise ParameterError(f"loss, fit: expected one of {get_args(Loss)} and one of {get_args(Fit)}, got "
-                                 f"{self.loss!r} and {self.fit!r}.")
+            raise ParameterError(f"loss, fit: expected loss to be one of {get_args(Loss)} and fit one of "
+                                 f"{get_args(Fit)}, got loss={self.loss!r} and fit={self.fit!r}.")
 
     def rate(self, step: int) -> float:
         """Return the rate of a step, counted from 0: a linear rise, then a linear fall to 0 after the last step."""
@@ -262,8 +262,8 @@ def check_data(data: Any, recipe: RankerRecipe) -> None:
     """Raises ParameterError if a batch is too small for all texts of an image, or a text has no target."""
     without, most = int((data.place < 0).sum()), int(np.bincount(data.of).max())
     if most > recipe.batch or without:
-        raise ParameterError(f"batch, data: expected room for all texts of a picture, {most}, and a target for each of "
-                             f"them, got {recipe.batch} and {without} without.")
+        raise ParameterError(f"batch, data: expected a batch of at least {most} (the texts of one picture) and a "
+                             f"target for each text, got a batch of {recipe.batch} and {without} texts without one.")
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #325d61f8
 def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev: Any = None, device: str = "cpu",

@@ -133,6 +133,5 @@ def encoders_of(matcher: Any) -> Encoders:
         raise ParameterError(f"model: expected a dual encoder, such as load_model('clip-vit-b32'), got "
                              f"{type(matcher).__name__}. Joint models have no separate encoders.")
     if matcher.precision == "bfloat16":
-        raise ParameterError("model: expected one in float32, got bfloat16. Load it with precision='float32', and "
-                             "let the recipe's precision say how it computes.")
+        raise ParameterError("model: expected float32 weights, got bfloat16. Load the model with precision='float32'.")
     return Encoders(matcher)
