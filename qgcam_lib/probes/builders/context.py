@@ -54,7 +54,7 @@ class ContextOptions:
     def __post_init__(self):
         choices = FILLERS if self.scenes else FILLERS[:3]
         if not self.fillers or set(self.fillers) - set(choices):
-            raise ValueError(f"fillers: expected some of {', '.join(choices)} ('scene' needs `scenes`), got "
+            raise ValueError(f"fillers: expected some of {', '.join(choices)} ('scene' needs folders of scenes), got "
                              f"{list(self.fillers)}")
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #a8ba17f0
