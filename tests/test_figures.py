@@ -217,7 +217,7 @@ def movements(metrics=tuple(SHARES), n_choices=12, moved=0.8, seed=0):
 def test_movements_and_tornado(size):
     rows = movements(*size)
     for figure in (movement_map(rows, title=f"blip-base on {WHERE}"), tornado(rows, title=f"blip-base on {WHERE}")):
-        assert problems_of(figure) == [] and "intervals leave out zero" in figure.qgcam_alt
+        assert problems_of(figure) == [] and "intervals exclude zero" in figure.qgcam_alt
 
 
 def test_movements_are_coloured_by_effect_and_dotted_by_their_interval():

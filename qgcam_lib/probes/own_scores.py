@@ -49,8 +49,8 @@ class NGrams:
 
     def __init__(self, captions: Iterable[str], order: int = 3, discount: float = 0.75):
         if isinstance(captions, str) or order < 1 or not 0 < discount <= 1:
-            raise ValueError("captions, order, discount: expected texts, a whole number above 0 and a share above 0, "
-                             f"got {type(captions).__name__}, {order!r}, {discount!r}")
+            raise ValueError("captions, order, discount: expected a list of texts, an order of at least 1 and a "
+                             f"discount above 0 and at most 1, got {type(captions).__name__}, {order!r}, {discount!r}")
         self.order, self.discount, self.n_captions, top = order, discount, 0, Counter()
         for self.n_captions, caption in enumerate(captions, 1):
             words = (*[START] * (order - 1), *plain_words(caption), END)
@@ -256,8 +256,8 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
     for name in dict.fromkeys(name for group in groups for name in shown(group)):
         digits = re.findall(r"\d+", Path(name).stem)
         if not digits or numbers.setdefault(int(digits[-1]), name) != name:
-            raise ValueError(f"image_ids: expected a number of its own in the name of each picture, got {name!r}; name "
-                             "the pictures in the table instead")
+            raise ValueError(f"image_ids: 'number' expects a different number in each picture's name, got {name!r}. "
+                             "Give pictures by name in the table instead")
     ids = pd.to_numeric(scores["image"], errors="coerce")
     return scores.assign(image=[numbers.get(number, name) for number, name in zip(ids, scores["image"])])
 
@@ -289,5 +289,5 @@ def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence
         return _group_rows(_named(frame, groups, image_ids), groups, kind, by_class, options)
     except ExampleError as error:
         numbers = image_ids == "name" and "image" in frame and frame["image"].astype(str).str.isdecimal().all()
-        remedy = error.remedy + (". To name pictures by number, pass image_ids='number'" if numbers else "")
+        remedy = error.remedy + (". If the table gives pictures by number, pass image_ids='number'" if numbers else "")
         raise ExampleError(error.problem, error.example, frame.attrs.get("file", error.file), remedy) from error

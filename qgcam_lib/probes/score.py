@@ -29,8 +29,8 @@ def _finite(name: str, values: Any, shape: str, n_dimensions: int) -> np.ndarray
         raise ValueError(f"{name}: expected numbers of shape {shape}, got shape {array.shape}")
     if not (good := np.isfinite(array)).all():
         row = int(np.argwhere(~good)[0][0])
-        raise ValueError(f"{name}: expected finite numbers, got {array[row].tolist()} in row {row}; leave out what "
-                         "has no score")
+        raise ValueError(f"{name}: expected finite numbers, got {array[row].tolist()} in row {row}. Leave out rows "
+                         "without a score")
     return array
 
 # %% ../../nbs/lib/probes/01_score.ipynb #06d686cd
@@ -56,7 +56,7 @@ def choice_scores(right: Any, wrong: Any, *, average: str = "logits") -> pd.Data
     dimensions = 1 if np.ndim(right) == 1 else 2
     a, b = (_finite(name, v, "[N] or [N, K]", dimensions) for name, v in (("right", right), ("wrong", wrong)))
     if a.shape != b.shape or a.ndim == 2 and not a.shape[1]:
-        raise ValueError(f"right, wrong: expected one shape with at least one picture, got {a.shape} and {b.shape}")
+        raise ValueError(f"right, wrong: expected equal shapes with at least one picture, got {a.shape} and {b.shape}")
     apart = (a - b).reshape(len(a), a.shape[1] if a.ndim == 2 else 1)
     if average == "logits":
         lead = apart.mean(1)
@@ -132,15 +132,16 @@ def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np
     if values.ndim != 2:
         raise ValueError(f"scores: expected [N, C], one row per image and one column per class, got {values.shape}")
     present, queried = np.asarray(present), np.ones(values.shape, bool) if queried is None else np.asarray(queried)
-    for name, mask in (("present", present), ("asked", queried)):
+    for name, mask in (("present", present), ("queried", queried)):
         if mask.shape != values.shape or not np.isin(mask, (0, 1)).all():
             raise ValueError(f"{name}: expected true or false for each of {values.shape} scores, got shape "
                              f"{mask.shape} of {mask.dtype}")
     present, queried = present.astype(bool), queried.astype(bool)
-    for wrong, text in ((present & ~queried, "present classes among those asked"),
-                        (queried & ~np.isfinite(values), "a finite score for each class asked")):
+    for wrong, text in ((present & ~queried, "present: expected only classes that `queried` marks, got another one"),
+                        (queried & ~np.isfinite(values), "scores: expected a finite score for each queried class, "
+                                                         "got none for a class")):
         if wrong.any():
-            raise ValueError(f"scores: expected {text}, which row {int(np.argwhere(wrong)[0][0])} lacks")
+            raise ValueError(f"{text} in row {int(np.argwhere(wrong)[0][0])}")
     return np.where(queried, values, -np.inf), present, queried
 
 # %% ../../nbs/lib/probes/01_score.ipynb #8fa38e8d
@@ -281,8 +282,8 @@ def look_up(table: ScoreTable, ids: Sequence[str], images: Sequence[str], prompt
     if missing == "raise" and (lost := np.isnan(scores)).any():
         k = int(np.flatnonzero(lost)[0])
         pictures = table.scores.index.levels[0]
-        place = "" if images[k] in pictures else f"; its pictures are such as {list(pictures[:2])}"
+        place = "" if images[k] in pictures else f"; the table names its pictures {list(pictures[:2])}"
         raise ExampleError(f"the score of picture {images[k]!r} with prompt {prompts[k]!r} is missing ({lost.sum()} of "
-                           f"{len(scores)} are){place}", str(ids[k]), "scores",
+                           f"{len(scores)} scores are missing){place}", str(ids[k]), "scores",
                            "Complete the table, or pass missing='undefined' to count such groups as undefined")
     return scores

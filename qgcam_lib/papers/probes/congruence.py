@@ -210,7 +210,7 @@ def congruence_figure(group: ContextGroup, picture: Picture, scores: Mapping[str
     cells = context_cells(group, scores).set_axis(heads, axis=1)
     turned = [model for model, (one, other, odd) in zip(cells.index, cells.to_numpy())
               if one[0] == other[0] == "✓" and odd[0] == "✗"]
-    text = f"named first on {here}, not {there}: {', '.join(turned) or 'by no model'}"
+    text = f"ranked first on {here} but not on {there}: {', '.join(turned) or 'by no model'}"
     shown = [(picture(name), f"{group.present[0]}, {head}") for head, name in zip(heads, group.pictures.values())]
     return twin_figure(shown, cells, title=f"{group.present[0]} {text}")
 
@@ -230,8 +230,8 @@ def contrast_figure(table: pd.DataFrame) -> Figure:
                              Unit(1, 1, "", " points"), "difference")
         ax.text(1.05, heights[place], f"{row['model']}: {lost}", va="center", fontsize="small", color=PALETTE[k])
         changes.append(f"{row['model']} from {usual:.1f} to {unusual:.1f}, {lost}")
-        gaps.append(f"{usual - unusual:.0f}{' points of AP' * (not gaps)} to {row['model']}")
+        gaps.append(f"{usual - unusual:.0f}{' points' * (not gaps)} for {row['model']}")
     ax.set(xlim=(-0.15, 2.6), xticks=[0, 1], xticklabels=["usual", "unusual"], ylabel="AP, %",
            ylim=(0, top))
-    return titled(figure, f"The usual background is worth {', '.join(gaps)}", "medium",
-                  alt=f"AP before a usual and an unusual background: {'; '.join(changes)}.")
+    return titled(figure, f"The usual background raises AP by {', '.join(gaps)}", "medium",
+                  alt=f"AP on a usual and on an unusual background: {'; '.join(changes)}.")

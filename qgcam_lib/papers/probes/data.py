@@ -161,7 +161,7 @@ def class_counts(groups: Sequence[Any]) -> pd.DataFrame:
 def _published(file: str | Path, kind: str, images: Sequence[str], **options: Any) -> ProbeData:
     "Groups from a published file. Errors: ParameterError without folders of images."
     if not images:
-        raise ParameterError(f"images: expected the folders of the pictures of {Path(file).name}, got none")
+        raise ParameterError(f"images: expected the folders that contain the pictures of {Path(file).name}, got none")
     groups = read_groups(file, kind)
     notes = [*groups.notes, *(f"left out, {reason}: {n}" for reason, n in groups.left_out.items())]
     return ProbeData(groups, tuple(map(Path, images)), Path(file).name, notes=tuple(notes), **options)
@@ -274,7 +274,7 @@ def unknown_words(notes: Iterable[str], most: int = 8) -> str:
     parts = [note.partition("[UNK]: [")[2].rstrip("]") for note in notes if "[UNK]: [" in note]
     words = sorted({word.strip(" '") for part in parts for word in part.split(",")})
     more = f" and {len(words) - most} more" * (len(words) > most)
-    return f"Words that a model never saw, all one to it: {', '.join(words[:most]) or 'none'}{more}."
+    return f"Unknown words, which a model cannot tell apart: {', '.join(words[:most]) or 'none'}{more}."
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #6f440266
 def ask_all(plan: pd.DataFrame, data: ProbeData, folder: str | Path, *, weights: str = "mini",

@@ -74,7 +74,7 @@ def feature_figure(maps: Mapping[str, pd.DataFrame | str], *, title: str = "") -
             ax.plot(part["x"], part["y"], linestyle="none", marker=marker, color=colour, markersize=4, label=label)
     shared_legend(figure, axes)
     panels = [f"{model} {'not drawn' if isinstance(one, str) else f'{len(one)} points'}" for model, one in maps.items()]
-    return titled(figure, title, alt=f"Points in a plane, a panel a model: {'; '.join(panels) or 'none'}.")
+    return titled(figure, title, alt=f"Points in a plane, one panel per model: {'; '.join(panels) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #587d5c7e
 def pair_figure(summary: pd.DataFrame, *, title: str = "") -> Figure:
@@ -136,7 +136,7 @@ def score_matrix(summary: pd.DataFrame, *, title: str = "") -> Figure:
     ax.set_yticklabels([wrapped(name, 24, 2) for name in down], fontsize="small")
     ax.tick_params(length=0)
     ranges = [f"{name} {100 * row.min():.0f} to {100 * row.max():.0f}" for name, row in zip(down, np.nan_to_num(value))]
-    return titled(figure, title, alt=f"Numbers in cells, a line a model, a column a category: "
+    return titled(figure, title, alt=f"Numbers in cells, one row per model, one column per category: "
                                      f"{'; '.join(ranges) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #36b80e87
@@ -221,7 +221,7 @@ def attention_figure(image: Image.Image, prompts: Sequence[str], maps: Mapping[s
             ax.set_box_aspect(image.height / image.width)
     for ax, prompt in zip(axes[0, 1:], prompts):
         ax.set_title(wrapped(prompt, 24, 4), fontsize="small", weight="normal")
-    return titled(figure, title, alt=f"A picture and maps over it, a line a model, a column a prompt "
+    return titled(figure, title, alt=f"A picture and maps over it, one row per model, one column per prompt "
                                      f"({'; '.join(prompts)}): {'; '.join(notes) or 'none'}.")
 
 # %% ../../../nbs/lib/papers/probes/03_figures.ipynb #3a34b65e

@@ -73,19 +73,19 @@ def tornado_panel(movements: pd.DataFrame, metric: str, ax: Axes, *, top: int = 
     ax.locator_params(axis="x", nbins=4)
     if not len(rows):
         ax.set_xticks([base], [f"{base:.3f}"])
-        ax.text(0.5, 0.75, "no choice moves it", transform=ax.transAxes, ha="center", fontsize="small")
+        ax.text(0.5, 0.75, "no choice changes it", transform=ax.transAxes, ha="center", fontsize="small")
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #eca7bd80
 def movements_in_words(movements: pd.DataFrame) -> str:
     """Sentences on the largest improvement and deterioration, and how many intervals exclude zero."""
     moved, sentences = movements[movements["difference"] != 0], []
-    for word, rows in (("better", moved[is_better(moved)]), ("worse", moved[~is_better(moved)])):
+    for word, rows in (("improvement", moved[is_better(moved)]), ("deterioration", moved[~is_better(moved)])):
         if len(rows):
             row = rows.loc[rows["difference"].abs().idxmax()]
-            sentences.append(f"Most for the {word}: {row['question']}, {row['answer']} moves {SHARES[row['metric']]} "
-                             f"by {row['difference']:+.3f}.")
+            sentences.append(f"Largest {word}: {row['question']}, {row['answer']} changes {SHARES[row['metric']]} by "
+                             f"{row['difference']:+.3f}.")
     clear = int(((movements["ci_low"] > 0) | (movements["ci_high"] < 0)).sum())
-    return " ".join([*sentences, f"{clear} of {len(movements)} intervals leave out zero."])
+    return " ".join([*sentences, f"{clear} of {len(movements)} intervals exclude zero."])
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #c6a300b2
 def tornado(movements: pd.DataFrame, metrics: Sequence[str] | None = None, *, top: int = 8, title: str = "") -> Figure:
@@ -104,7 +104,7 @@ def tornado(movements: pd.DataFrame, metrics: Sequence[str] | None = None, *, to
     key = [Patch(color=BETTER), Patch(color=WORSE), Line2D([], [], color="black", lw=1.4),
            Line2D([], [], color="black", lw=1, marker="|", linestyle="none", markersize=9)]
     legend_below(figure, key, ["better", "worse", "paired 95 % interval", "base"])
-    text = f"Bars of the choices that move each score most. {movements_in_words(movements)}"
+    text = f"Bars of the choices that change each score most. {movements_in_words(movements)}"
     return titled(figure, title, "medium", alt=text)
 
 # %% ../../../nbs/lib/papers/q_groundcam/05_audit.ipynb #7c1f784b
@@ -113,8 +113,8 @@ def largest_in_words(movements: pd.DataFrame) -> str:
     row = movements.loc[movements["difference"].abs().idxmax()]
     most = movements.groupby(["question", "answer"])["difference"].agg(lambda d: d.abs().max())
     score = SHARES[row["metric"]].removesuffix(" ↑").removesuffix(" ↓")
-    return (f"{row['question']}, {row['answer']} moves {score} by {row['difference']:+.2f}; "
-            f"{(most < _NOTHING).sum()} of {len(most)} choices move no score by {_NOTHING}")
+    return (f"{row['question']}, {row['answer']} changes {score} by {row['difference']:+.2f}; "
+            f"{(most < _NOTHING).sum()} of {len(most)} choices change no score by {_NOTHING}")
 
 
 def movement_table(movements: pd.DataFrame) -> pd.DataFrame:
@@ -168,7 +168,7 @@ def movement_map(movements: pd.DataFrame, *, title: str = "") -> Figure:
     ax.set_ylim(len(order) - 0.5, -0.5)
     bar = figure.colorbar(mesh, ax=ax, shrink=0.7, ticks=[-_FULL, 0, _FULL])
     bar.ax.set_yticklabels([f"worse by {_FULL} or more", "0", f"better by {_FULL} or more"], fontsize="x-small")
-    legend_below(figure, [Line2D([], [], color="black", marker=".", linestyle="none")], ["95 % interval leaves out 0"])
+    legend_below(figure, [Line2D([], [], color="black", marker=".", linestyle="none")], ["95 % interval excludes 0"])
     return titled(figure, title, "medium", alt=f"A table of {len(order)} choices by {len(metrics)} scores, coloured by "
                                                f"the size of the difference. {movements_in_words(movements)}")
 

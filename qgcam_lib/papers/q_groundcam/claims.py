@@ -92,13 +92,13 @@ def places_figure(sources: Mapping[str, Mapping[str, pd.DataFrame]], *, title: s
             bars = ax.barh(at, table[column], height=0.34, linewidth=0, color=point_look(k)["color"], label=name)
             ax.bar_label(bars, fmt="%.1f", fontsize="x-small", padding=2)
         ax.set_title(column, fontsize="small", weight="normal")
-        ax.set(xlim=(0, 4.4), xticks=[1, 2, 3, 4], xlabel="mean place, 1 is best")
+        ax.set(xlim=(0, 4.4), xticks=[1, 2, 3, 4], xlabel="mean rank, 1 is best")
     models = [*next(iter(places.values())).index]
     axes[0].set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5))
     legend_below(figure, *axes[0].get_legend_handles_labels())
     texts = [f"{name}, {model}: {', '.join(f'{c} {v:.1f}' for c, v in row.items())}" for name, table in places.items()
              for model, row in table.iterrows()]
-    return titled(figure, title, "medium", alt=f"Bars of mean places. {'; '.join(texts)}.")
+    return titled(figure, title, "medium", alt=f"Bars of mean ranks. {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/02_claims.ipynb #9d4c7be2
 def _two_best(tables: _Tables, best: str, second: str, metrics: Sequence[str]) -> list[pd.Series]:

@@ -243,7 +243,7 @@ def correlation_figure(sources: Mapping[str, pd.DataFrame], *, title: str = "") 
         texts.append(f"{heading}, {len(means)} settings:{lines.replace(chr(10), ' ')}")
     axes[0, 0].set_ylabel(f"{SHARES['pg_hit']}, %")
     style.shared_legend(figure, axes)
-    return style.titled(figure, title, alt=f"A point a setting, PG accuracy over IO ratio. {'; '.join(texts)}.")
+    return style.titled(figure, title, alt=f"PG accuracy over IO ratio, one point per setting. {'; '.join(texts)}.")
 
 # %% ../../../nbs/lib/papers/q_groundcam/03_figures.ipynb #2c2707a5
 _AXES = {"parameters_million": "parameters", "pretraining_pairs_million": "pre-training pairs"}

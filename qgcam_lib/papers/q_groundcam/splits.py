@@ -137,7 +137,7 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
         fits = (pair for pair in finished if all(pair[1]["parameters"].get(k) == v for k, v in setting.items()))
         rows.append(_row(setting, *next(fits, (None, {}))))
     if wrong := sorted(set(run_ids) - {row["run_id"] for row in rows}):
-        raise ValueError(f"run_ids: expected finished runs of q_groundcam that fit a row of the table, got {wrong}. "
+        raise ValueError(f"run_ids: expected finished runs of q_groundcam that match a row of Table 1, got {wrong}. "
                          "Leave `runs` empty to take the newest ones.")
     return pd.DataFrame(rows)
 

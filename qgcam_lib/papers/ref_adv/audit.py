@@ -58,7 +58,8 @@ def random_figure() -> Figure:
     wide.loc["random choice"] = published("ref_adv_released").set_index("split")["random"]
     drop = (wide["easy"] - wide["adv"]).iloc[-1]
     figure = beside_figure(wide.reset_index(), {name: SPLITS[name] for name in ("easy", "hard", "adv")}, label="model",
-                           xlabel="right, %", title=f"Unlike boxes alone cost random choice {drop:.0f} points")
+                           xlabel="accuracy, %",
+                           title=f"Different candidates alone lower random choice by {drop:.0f} points")
     figure.set_size_inches(6.6, 2.9)
     return figure
 

@@ -175,7 +175,7 @@ def _there(t: _Tables) -> list[str]:
 def _printed(t: _Tables, name: str) -> pd.DataFrame:
     "A printed table; KeyError for a run, which has other models and another test set."
     if name not in t:
-        raise KeyError("run of the paper's own models, whose number this is")
+        raise KeyError("run of the models for which the paper states this number")
     return t[name]
 
 

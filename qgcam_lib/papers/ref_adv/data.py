@@ -106,11 +106,11 @@ def note(self: RefAdv) -> str:
     """A description of the data as a Markdown paragraph."""
     if self.is_miniworld:
         return ("> **This is the miniworld.** Synthetic scenes with several objects of a kind, in the published forms. "
-                "Labels are those of an exact listener, annotators are simulated. What is special in the authors' "
-                "files, such as unlike candidates, is not in these unless it is made so.")
-    lacks = [] if self.raw else ["No raw file is among them, so nothing is said of shipped strings."]
-    lacks += [f"The candidates of {' and '.join(self.derived)} are derived: those of the adversarial records, which "
-              "the authors' program does not give them."] if self.derived else []
+                "A parser that knows the scene labels the expressions, and annotators are simulated. Peculiarities of "
+                "the authors' files, such as different candidates for adversarial expressions, are absent.")
+    lacks = [] if self.raw else ["There is no raw file, so the published strings are not checked."]
+    lacks += [f"The candidates of {' and '.join(self.derived)} are derived: they come from the adversarial records, "
+              "not from the authors' program."] if self.derived else []
     lacks += [] if any(one.split == "easy" for one in self.expressions) else ["There are no easy expressions."]
-    counted = f"The {len(self.expressions)} expressions and {len(self.raw)} raw records of the files given."
+    counted = f"The given files contain {len(self.expressions)} expressions and {len(self.raw)} raw records."
     return " ".join([counted, *lacks])

@@ -221,8 +221,8 @@ def read_order_study(study: str | Path = "ref_adv_order") -> OrderStudy:
     """Read a study by its name in data/studies or by its folder. FileFault if it does not exist."""
     folder = study_folder(study)
     if not (folder / "study.json").is_file():
-        raise FileFault(f"study: expected study.json in {folder}. Make it with python -m qgcam_lib.finetune.referring "
-                        "order")
+        raise FileFault(f"study: expected study.json in {folder}, found none. Run the study with: python -m "
+                        "qgcam_lib.finetune.referring order")
     expressions, choices = (pd.read_parquet(folder / f"{name}.parquet") for name in ("expressions", "choices"))
     return OrderStudy(expressions, choices.astype({"arm": str, "words": str, "id": str}),
                       json.loads((folder / "study.json").read_text(encoding="utf-8")))
@@ -321,5 +321,6 @@ def order_figure(accuracy: pd.DataFrame, study: OrderStudy, title: str = "") -> 
     axes[0].set_ylabel("accuracy, %")
     handles = [Line2D([], [], marker="o", **line_look(k)) for k in range(3)]
     handles += [Line2D([], [], color=GUIDE, linestyle=dashes) for dashes in ("--", ":")]
-    legend_below(figure, handles, [*(SPLITS[split] for split in splits), "random choice", "bag ceiling (Hard, Adv)"])
+    legend_below(figure, handles, [*(SPLITS[split] for split in splits), "random choice",
+                                   "maximum for a bag of words (Hard, Adv)"])
     return titled(figure, title, "medium", alt=f"Accuracy as written and shuffled: {'; '.join(sentences)} %.")

@@ -86,8 +86,8 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
             answers = ask_expressions(ranker, queries, images, store=folder / model, seed=seed, on_error=on_error,
                                     progress=False, name="Ref-Adv")
         if (problems := answers.attrs["problems"]) and answers["score"].isna().all():
-            raise ExampleError(f"{model} could be asked about no picture: {problems[0]['error']}", problems[0]["id"],
-                               remedy="Give the folder of the pictures")
+            raise ExampleError(f"{model} failed on every picture, first with: {problems[0]['error']}",
+                               problems[0]["id"], remedy="Give the folder of the pictures")
         frames[model] = _parted(choices_of(queries, answers), model)
         cards[model] = {**ranker.card, "warned": sorted({str(one.message) for one in caught})}
     return frames, cards

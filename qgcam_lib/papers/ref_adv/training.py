@@ -65,8 +65,8 @@ def read_study(study: str | Path = "ref_adv") -> StoredStudy:
     folder = study_folder(study)
     names = [name for name in ARMS if (folder / name / "arm.json").is_file()]
     if "plain" not in names:
-        raise FileFault(f"study: expected arms of a study in {folder}, with plain/arm.json among them. Make it with "
-                        "python -m qgcam_lib.finetune.referring --missing")
+        raise FileFault(f"study: expected plain/arm.json in {folder}, found none. Run the study with: python -m "
+                        "qgcam_lib.finetune.referring --missing")
     about = {name: json.loads((folder / name / "arm.json").read_text(encoding="utf-8")) for name in names}
     frames = {kind: {name: pd.read_parquet(folder / name / f"{kind}.parquet") for name in names
                    if (folder / name / f"{kind}.parquet").is_file()} for kind in ("choices", "answers")}
@@ -279,6 +279,6 @@ def remedies_figure(differences: pd.DataFrame, arms: Mapping[str, str]) -> Figur
     clear = (rows["ci_low"] > 0) | (rows["ci_high"] < 0)
     figure = interval_figure(pd.concat([ours, theirs]), y="line", series="series", limits=None, chance=0.0,
                              guide="plain training", xlabel="points on Ref-Adv, less plain training",
-                             title=f"{clear.sum()} of {len(rows)} remedies clearly move ViLBERT on Ref-Adv")
+                             title=f"{clear.sum()} of {len(rows)} trainings clearly change accuracy on Ref-Adv")
     figure.set_size_inches(6.4, 2.7)
     return figure

@@ -132,7 +132,7 @@ class Audited:
     @property
     def note(self) -> str:
         """The note at the top of the page, as Markdown: no model was run."""
-        addition = " Beside them stands the given file." if "given" in self.models else ""
+        addition = " The predictions of the given file are evaluated, too." if "given" in self.models else ""
         return (f"> **No model was run for this page.** The predictions are synthetic, seed {self.seed}, on "
                 f"{self.where}. They show what the evaluator does, and nothing about any model.{addition}")
 
@@ -260,7 +260,7 @@ def flat_ties_text(ties: pd.DataFrame, data: Tricd, models: _Models) -> str:
     plain = table.set_index(["metric", "subset"])["value"]
     return (f"One score for everything cannot tell the two images apart. By the evaluator's rule it gets a group "
             f"recall@1 of {flat['true first']:.1f} %, with random order {flat['random']:.1f} %, with the false image "
-            f"first {flat['false first']:.1f} %. The first is its recall@1 with no false image in play, "
+            f"first {flat['false first']:.1f} %. Its recall@1 on true images alone is "
             f"{100 * plain['recall@1', 'all']:.1f} %.")
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #82d143d8

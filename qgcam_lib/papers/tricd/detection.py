@@ -221,9 +221,9 @@ def find_detections(dataset: str = "", split: str = "test", runs: Sequence[str] 
         ids = {one[1]["run_id"] for one in mine}
         lost = ", ".join(run_id for run_id in runs if run_id not in ids) or "such run"
         options = " ".join(f"-p {name} {value}" for name, value in parameters.items() if value)
-        raise ParameterError(f"runs: expected finished runs of {NOTEBOOK} on dataset={dataset!r}, split={split!r}: "
-                       f"no {lost}. Run it first, and this notebook again: qgcam run "
-                       f"nbs/papers/{NOTEBOOK}.ipynb {options}  (or papermill, or Run All in JupyterLab)")
+        raise ParameterError(f"runs: expected finished runs of {NOTEBOOK} on dataset={dataset!r}, split={split!r}, "
+                             f"found no {lost}. Run it first, then this notebook again: qgcam run "
+                             f"nbs/papers/{NOTEBOOK}.ipynb {options}")
     return chosen
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #2b5ed23a
@@ -258,10 +258,10 @@ def _same_part(chosen: Sequence[tuple[Path, dict]], files: TricdFiles) -> dict[s
     "limit and seed of the runs; ParameterError if they differ or if the annotations have changed since."
     parts = {tuple(record["parameters"][name] for name in ("limit", "seed")) for _, record in chosen}
     if len(parts) > 1:
-        raise ParameterError(f"runs: expected runs on the same groups, got (limit, seed) of {sorted(parts)}")
+        raise ParameterError(f"runs: expected runs with the same limit and seed, got (limit, seed) = {sorted(parts)}")
     if {record["results"]["annotations_sha256"] for _, record in chosen} != {file_sha256(files.grounding)}:
-        raise ParameterError(f"runs: expected runs on today's {files.grounding.name}, which has changed since. "
-                             f"Run {NOTEBOOK} again")
+        raise ParameterError(f"runs: expected runs on the present {files.grounding.name}, but the file has changed "
+                             f"since these runs. Run {NOTEBOOK} again")
     return dict(zip(("limit", "seed"), parts.pop()))
 
 # %% ../../../nbs/lib/papers/tricd/04_detection.ipynb #5c7c073e

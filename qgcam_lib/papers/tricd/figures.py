@@ -45,7 +45,7 @@ def box_map(data: Tricd, *, title: str = "") -> Figure:
     axes[0, 0].set_ylabel("y of the centre,\nshare of the height")
     means = [f"{SUBSET_NAMES[SUBSETS[k]]} {len(one)} boxes, mean centre ({x:.2f}, {y:.2f})" for k in shown
              for one in [boxes[codes == k]] for x, y in [(one[:, :2] + one[:, 2:]).mean(axis=0) / 2]]
-    what = "How many true boxes have their centre where."
+    what = "Density of the centres of ground-truth boxes."
     return titled(figure, title, alt=f"{what} {'; '.join(means)}.")
 
 # %% ../../../nbs/lib/papers/tricd/02_figures.ipynb #f0897a8f
@@ -65,7 +65,7 @@ def boxes_per_phrase(data: Tricd, *, title: str = "") -> Figure:
         ax.bar(np.arange(len(names)) + 0.8 * (n - (len(shown) - 1) / 2) / len(shown), heights, width=0.8 / len(shown),
                color=_COLOURS[SUBSETS[k]], linewidth=0, label=f"{SUBSET_NAMES[SUBSETS[k]]} (n = {len(here)})")
         texts.append(f"{SUBSET_NAMES[SUBSETS[k]]} {heights[0]:.0f} % of {len(here)}")
-    ax.set(xticks=range(len(names)), xticklabels=names, xlabel="boxes of a phrase", ylabel="share of phrases, %")
+    ax.set(xticks=range(len(names)), xticklabels=names, xlabel="boxes per phrase", ylabel="share of phrases, %")
     legend_below(figure, *ax.get_legend_handles_labels())
     return titled(figure, title, alt=f"Bars: boxes of a phrase. Phrases with one box: {', '.join(texts) or 'none'}.")
 
@@ -77,8 +77,8 @@ def spread_figure(spread: pd.DataFrame, *, label: str = "subset", title: str = "
     """
     scale = 100.0 if spread["bootstrap_sd"].max() < 0.5 else 1.0
     points = spread.assign(**{name: scale * spread[name] for name in ("sd_90", "bootstrap_sd")})
-    columns = {"sd_90": "over parts of 90 % (the paper's way)", "bootstrap_sd": "bootstrap",
-               "three": "three times the first"}
+    columns = {"sd_90": "subsets of 90 % (the paper's method)", "bootstrap_sd": "bootstrap",
+               "three": "three times that of subsets"}
     figure = beside_figure(points.assign(three=3 * points["sd_90"]), columns, label=label, title=title,
                            xlabel="standard deviation of AP, percentage points", names=SUBSET_NAMES)
     figure.axes[0].set_xlim(left=0)

@@ -190,7 +190,7 @@ def _rows_of_pairs(data: Tricd, picture: Picture, chosen: pd.DataFrame, headings
         marks = [Line2D([], [], color="0.55", linestyle=(0, (4, 2)), linewidth=2)]
         marks += [Line2D([], [], color=point_look(k)["color"], linewidth=2.2) for k in range(len(models))]
         figure.legend(marks, ["truth", *models], loc="lower center", ncols=3, fontsize="small")
-    alt = (f"Pairs of pictures, left the one of which the caption is true; truth dashed, {what}. "
+    alt = (f"Pairs of pictures, on the left the one for which the caption is true; ground truth dashed, {what}. "
            f"{'; '.join(headings) or 'no such phrase'}.")
     return titled(figure, title, alt=alt, y=1 - 0.08 / high, va="top")
 
