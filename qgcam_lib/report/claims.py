@@ -61,7 +61,7 @@ def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split:
         notes.append(f"> **A part of the split.** {n} of {n_split} {paper.unit} are scored, drawn with the seed. "
                      "`limit = 0` scores all.")
     if n_published is not None and n_file != n_published:
-        notes.append(f"> **Not the published split.** The file has {n_file} entries, the published split {n_published}.")
+        notes.append(f"> **Not the published split.** The file has {n_file} entries, the published one {n_published}.")
     return notes or [f"All {n_split} {paper.unit} of the split are scored."]
 
 # %% ../../nbs/lib/report/04_claims.ipynb #a276e0d5
