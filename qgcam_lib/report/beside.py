@@ -218,13 +218,13 @@ def effect_lines(rows: pd.DataFrame, text: str, unit: Unit = PERCENT, column: st
 
 
 def direction(row: Mapping[str, Any] | pd.Series,
-              words: Sequence[str] = ("raises", "lowers", "does not clearly move")) -> str:
+              words: Sequence[str] = ("raises", "lowers", "does not clearly change")) -> str:
     """The first word if the interval of a difference is above zero, the second if below, the third if it includes 0."""
     return words[0] if row["ci_low"] > 0 else words[1] if row["ci_high"] < 0 else words[2]
 
 # %% ../../nbs/lib/report/03_beside.ipynb #8b09bcfa
-_DRAWN = "Data: the miniworld, small drawn scenes with known truth, instead of photographs."
-_WEIGHTS = {"mini": "Weights: minis that were trained here on drawn scenes, not the published ones.",
+_DRAWN = "Data: the miniworld, small synthetic scenes with known boxes, instead of photographs."
+_WEIGHTS = {"mini": "Weights: small models trained here on synthetic scenes, instead of the published weights.",
             "random": "Weights: random; the networks have learned nothing."}
 
 

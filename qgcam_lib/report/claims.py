@@ -38,8 +38,8 @@ def why_not_comparable(*, is_miniworld: bool, weights: str, n_ours: int, n_paper
 # %% ../../nbs/lib/report/04_claims.ipynb #22da3514
 _WEIGHTS = {
     "random": "> **The weights are random.** The networks have the full architecture and have learned nothing. The run "
-              "shows that everything goes through to the end. Its scores say nothing about the models.",
-    "mini": "> **The weights are the mini ones.** They were trained on drawn scenes only. On photographs their scores "
+              "shows that every step works. Its scores say nothing about the models.",
+    "mini": "> **The models are small and trained on synthetic scenes only.** On photographs their scores "
             "say nothing about the paper's models.",
 }
 
@@ -61,7 +61,7 @@ def cautions(paper: Paper, *, is_miniworld: bool, weights: str, n: int, n_split:
         notes.append(f"> **A part of the split.** {n} of {n_split} {paper.unit} are scored, drawn with the seed. "
                      "`limit = 0` scores all.")
     if n_published is not None and n_file != n_published:
-        notes.append(f"> **Not the published split.** The file holds {n_file}, the published one {n_published}.")
+        notes.append(f"> **Not the published split.** The file has {n_file} entries, the published one {n_published}.")
     return notes or [f"All {n_split} {paper.unit} of the split are scored."]
 
 # %% ../../nbs/lib/report/04_claims.ipynb #a276e0d5
@@ -128,8 +128,8 @@ def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any]
     file = published_folder() / f"{paper}_claims.toml"
     entries = tomllib.loads(file.read_text(encoding="utf-8"))[group]
     if entries.keys() != counts.keys():
-        raise ValueError(f"counts: expected one for each claim of [{group}] in {file.name}, got another or none for "
-                         f"{sorted(entries.keys() ^ counts.keys())}")
+        raise ValueError(f"counts: expected one function per claim of [{group}] in {file.name}. Only in one of them: "
+                         f"{sorted(entries.keys() ^ counts.keys())}. Add or remove these.")
     return tuple(Claim(**claim, count=counts[key]) for key, claim in entries.items())
 
 
