@@ -160,8 +160,8 @@ def verdict(quantifier: str, true: int, undecided: int, of: int) -> str:
 # %% ../../nbs/lib/report/04_claims.ipynb #48335874
 def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
                  roles: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """The number of cases in which each claim holds: quote, claim (what was counted), where, said (the quantifier),
-    holds, undecided, of (all cases), result.
+    """The number of cases in which each claim holds: quote, claim (what was counted), where, quantifier, holds,
+    undecided, of (all cases), result.
 
     tables: {metric: frame} as the claims expect them; roles: from `assign_roles`. result: from `verdict`, or "not
     testable here: ..." if a role, a table or a part of a table is missing (holds and of are 0).
@@ -172,7 +172,7 @@ def check_claims(claims: Sequence[Claim], tables: Mapping[str, pd.DataFrame],
         true, undecided, of = int(cases.sum()), int(cases.isna().sum()), len(cases)
         word = verdict(claim.quantifier, true, undecided, of) if of else f"not testable here: {reason}"
         rows.append((claim.quote, claim.text, claim.where, claim.quantifier, true, undecided, of, word))
-    return pd.DataFrame(rows, columns=["quote", "claim", "where", "said", "holds", "undecided", "of", "result"])
+    return pd.DataFrame(rows, columns=["quote", "claim", "where", "quantifier", "holds", "undecided", "of", "result"])
 
 # %% ../../nbs/lib/report/04_claims.ipynb #caa53ca2
 def metric_tables(summary: pd.DataFrame, by: str, *, value: str = "value", scale: float = 100
@@ -183,8 +183,8 @@ def metric_tables(summary: pd.DataFrame, by: str, *, value: str = "value", scale
 
 # %% ../../nbs/lib/report/04_claims.ipynb #c57c1a96
 def claims_beside(printed: pd.DataFrame, ours: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Two frames of `check_claims` side by side, for a page: the paper says (verbatim), counted as, where, said, the
-    paper's own table ("9 of 12", or why it is not testable), this run (the same, with "2 open"), result (of the run).
+    """Two frames of `check_claims` side by side, for a page: the paper says (verbatim), counted as, where, quantifier,
+    the paper's own table ("9 of 12", or why it is not testable), this run (the same, with "2 open"), result (of the run).
 
     where: the data of the run, for the heading of its column.
     """
@@ -194,5 +194,5 @@ def claims_beside(printed: pd.DataFrame, ours: pd.DataFrame, where: str) -> pd.D
         return text.where(frame["of"] > 0, frame["result"])
 
     named = printed.rename(columns={"quote": "the paper says", "claim": "counted as"})
-    return named[["the paper says", "counted as", "where", "said"]].assign(
+    return named[["the paper says", "counted as", "where", "quantifier"]].assign(
         **{"the paper's own table": counts(printed), f"this run ({where})": counts(ours)}, result=ours["result"])
