@@ -8,6 +8,7 @@ from pathlib import Path
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from PIL import Image
 from sphinx import addnodes
 from sphinx.util import logging
 
@@ -30,7 +31,8 @@ html_search_scorer = str(HERE / "scorer.js")
 html_title = "qgcam"
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": False, "use_download_button": False,
                       "use_fullscreen_button": False, "collapse_navbar": True,
-                      "navbar_persistent": []}  # the search box stands at the left, once
+                      "navbar_persistent": [],  # the search box stands at the left, once
+                      "primary_sidebar_end": []}  # a place for advertisements
 html_sidebars = {"search": ["navbar-logo.html", "sbt-sidebar-nav.html"]}  # that page has a field of its own
 maximum_signature_line_length = 100
 add_module_names = False
@@ -93,23 +95,16 @@ def _own_types(app, doctree):
                 node.replace_self(shown or node.children[-1].children)
 
 
-_PRE = re.compile(r'<span class="pre">([^<]*)</span>')
-_PLAIN = re.compile(r'<span class="(?:n|p|w|o|mi|mf|nb|ow|si|nn|bp|fm|vm)">([^<]*)</span>')
-
-
-def _plain_code(app, name, template, context, doctree):
-    """In code only strings, comments, keywords and what is defined have a colour: half the weight of a page."""
-    if "body" in context:
-        context["body"] = _PLAIN.sub(r"\1", _PRE.sub(r"\1", context["body"]))
-
-
 def _light_contents(app, name, template, context, doctree):
-    """Give the arrows of the contents at the left a name, which the theme forgets, and leave out what nothing reads."""
+    """Give the arrows of the contents at the left a name, which the theme forgets, and leave out what nothing reads.
+    On a page of the reference they end with the rooms: a room has up to 37 modules."""
     made = context.get("generate_toctree_html")
 
     def light(*parts, **options):
+        if name.startswith("generated/api/"):
+            options["maxdepth"] = 2
         html = str(made(*parts, **options)).replace("<summary>", '<summary aria-label="Show or hide what is below">')
-        return re.sub(r'(<li class="toctree-l\d"><a) class="reference internal"', r"\1", html)
+        return re.sub(r'<li class="toctree-l\d"><a class="reference internal"', "<li><a", html)
 
     context["generate_toctree_html"] = light
 
@@ -124,9 +119,45 @@ def _without_spare_files(app, error):
             path.unlink()
 
 
+_SHORTER = [(re.compile(pattern), short) for pattern, short in (
+    (r'<span class="pre">([^<]*)</span>', r"\1"),
+    (r'<span class="(?:n|p|w|o|mi|mf|nb|ow|si|nn|bp|fm|vm)">([^<]*)</span>', r"\1"),  # the colour of the text
+    (r'<span class="s[12abde]?">([^<]*)</span>', r"<i>\1</i>"),
+    (r'<span class="k[cdnpr]?">([^<]*)</span>', r"<b>\1</b>"), (r"<pre><span></span>", "<pre>"),
+    (r'class="cell_input docutils container"', 'class="cell_input"'),
+    (r'class="(?:docutils|reference internal) (literal|nav-link)', r'class="\1'),
+    (r'(<a class="reference internal" href="[^"]*") title="[^"]*"', r"\1"),  # the title of a name is its address
+    (r'(_images/[\w.-]+)\.png"', r'\1.webp"'))]
+_WHOLE = r"(<(?P<name>script|style|textarea|pre)\b.*?</(?P=name)>)"
+_PART = re.compile(rf"(?s){_WHOLE}|<!--.*?-->|\s*\n\s*|</(?:li|td|th|tr|dt|dd)>|(?P<tag><\w[^<>]*>)")
+_QUOTED = re.compile(r'="([\w./#?:;,%&+-]+)"(?=[\s>])')
+
+
+def _shorter(found):
+    """A part of a page without what HTML does not need: comment, indentation, an item's end, a plain value's quotes."""
+    if found["name"]:
+        return found[0]
+    if found["tag"]:
+        return _QUOTED.sub(r"=\1", found[0])
+    return "\n"[found[0].startswith("<"):]
+
+
+def _lighter_pages(app, error):
+    """Make the built pages smaller: markup that is shorter and means the same, pictures as WebP without loss. In code
+    strings are <i>, keywords are <b> (pages.css gives them their colours)."""
+    for picture in (Path(app.outdir) / "_images").glob("*.png"):
+        Image.open(picture).save(picture.with_suffix(".webp"), lossless=True)
+        picture.unlink()
+    for page in Path(app.outdir).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for pattern, short in _SHORTER:
+            text = pattern.sub(short, text)
+        page.write_text(_PART.sub(_shorter, text), encoding="utf-8")
+
+
 def setup(app):
-    app.connect("html-page-context", _plain_code)
     app.connect("html-page-context", _light_contents, priority=900)  # after the theme
     app.connect("build-finished", _without_spare_files)
+    app.connect("build-finished", _lighter_pages)
     app.connect("doctree-read", _own_types)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -8,15 +8,18 @@ Needed: onnx and onnxscript, which the extra "live" brings, and npm.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import math
+import shutil
 import subprocess
 import tarfile
 import tempfile
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -38,7 +41,7 @@ RUNTIME = ("onnxruntime-web", "1.23.2",
            "T09JUtMn+CZLk3mFwqiH0lgQf+4S7+oYHHtk6uhaYAAJI95bTcKi5bOOZYwORXfS/RLZCjDDEXGWIuOCAFlEjg==")
 SCORES = ("iou_soft", "iou_binary", "dice_soft", "dice_binary", "wdp_soft", "wdp_binary", "io_ratio", "pg_hit",
           "pg_uncertain")
-RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
 
 
 def attend(layer, queries, keys, values, bias):
@@ -121,7 +124,26 @@ def export_model(graph, explainer, given, names, file):
     traced = make_fx(lambda *inputs: graph(explainer, *inputs))(*given).eval()
     program = torch.onnx.export(traced, given, dynamo=True, opset_version=18, external_data=False, verbose=False,
                                 input_names=names[0], output_names=names[1])
-    program.save(str(file))
+    file.write_bytes(packed(halved(program.model_proto).SerializeToString()))
+
+
+def halved(model):
+    """The graph with its weights as float16, each with a cast to float32: the zoo stores float16, so they are equal."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    for tensor in model.graph.initializer:
+        name, values = tensor.name, numpy_helper.to_array(tensor)
+        with np.errstate(over="ignore"):  # a constant, then inf, which differs
+            half = values.astype(np.float16)
+        if values.dtype == np.float32 and (half == values).all():
+            tensor.CopyFrom(numpy_helper.from_array(half, f"{name}_half"))
+            model.graph.node.insert(0, helper.make_node("Cast", [f"{name}_half"], [name], to=TensorProto.FLOAT))
+    return model
+
+
+def packed(content):
+    """Bytes as a .gzip file has them, which the page unpacks, however a server sends them."""
+    return gzip.compress(content, mtime=0)
 
 
 BLIP, CLIP = ("pixels", "ids", "mask"), ("pixels", "ids")
@@ -166,20 +188,22 @@ def bring_runtime(folder):
         file, = Path(place).glob("*.tgz")
         if base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode() != integrity:
             raise ValueError(f"{package}@{version}: expected the file with the SHA-512 {integrity}, got another")
-        with tarfile.open(file) as packed:
-            for name in RUNTIME_FILES:
-                (folder / name).write_bytes(packed.extractfile(f"package/dist/{name}").read())
+        with tarfile.open(file) as archive:
+            script, program = (archive.extractfile(f"package/dist/{name}").read() for name in RUNTIME_FILES)
+            (folder / "ort.mjs").write_bytes(script)
+            (folder / "ort.wasm.gzip").write_bytes(packed(program))
 
 
 def main():
     blip, clip = load_model("blip-base"), load_model("clip-rn50x16-gscorecam")
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
     first = next(iter(load_dataset("miniworld", split="test")))
     example, tokenizer = (open_image(first.image), first.prompt), blip.model.tokenizer
     vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     export_model(lambda one, *inputs: explained(one.model, *inputs), blip, inputs_of(blip, *example),
-                 (BLIP, ("maps", "logits")), FOLDER / "blip-mini.onnx")
-    export_model(scored, clip, clip_inputs(clip, *example), (CLIP, ("map", "logit")), FOLDER / "clip-rn-mini.onnx")
+                 (BLIP, ("maps", "logits")), FOLDER / "blip-mini.onnx.gzip")
+    export_model(scored, clip, clip_inputs(clip, *example), (CLIP, ("map", "logit")), FOLDER / "clip-rn-mini.onnx.gzip")
     models = {
         "blip-mini": {"method": "GradCAM", "value": "Matching probability", "vocabulary": vocabulary, "length": LENGTH,
                       "block": blip.block, "tokens": blip.tokens, "blocks": blip.config.text_depth,
@@ -188,6 +212,7 @@ def main():
         "clip-rn-mini": {"method": "gScoreCAM", "value": "Logit", "vocabulary": clip.clip.tokenize.words,
                          "length": clip.clip.tokenize.length, "grid": clip.clip.grid[0],
                          "first": clip.clip.tokenize.start, "last": clip.clip.tokenize.end, "unknown": 1}}
+    blip.model.double()  # in float32 its derivatives carry rounding errors of up to 1.3e-5 of a map's maximum
     facts = {"scenes": scenes_of({"blip-mini": blip, "clip-rn-mini": clip}), "models": models,
              "size": blip.config.image_size, "mean": MEAN, "std": STD}
     scores = f"(() => {{{page_part('map_scores.js')}window.qgcamScores = scores;}})();"

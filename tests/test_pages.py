@@ -19,6 +19,7 @@ from qgcam_lib.runs.report import FILTER, Contents, read_contents, write_report
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
+import conf  # noqa: E402
 import pages  # noqa: E402
 import reference  # noqa: E402
 
@@ -36,6 +37,12 @@ def test_a_paper_page_pins_its_run():
     assert f"run `{run}` of 2030-01-02" in text and "`89abcdef01`" in text
     assert "| `limit` | <code>77</code> | given |" in text
     assert "| `weights` | <code>&#34;mini&#34;</code> | default |" in text
+
+
+def test_shorter_markup_keeps_code_scripts_and_text():
+    whole = '<pre>  k="v" \n\n  <b>x</b></pre><script>\n  a = "<li>" </script>'
+    text = f'<ul class="a b">\n  <li id="x"><!-- no -->say k="v" </li>\n</ul>{whole}\n'
+    assert conf._PART.sub(conf._shorter, text) == f'<ul class="a b">\n<li id=x>say k="v" \n</ul>{whole}\n'
 
 
 def test_docstrings_become_text():
@@ -110,7 +117,7 @@ def test_each_word_of_the_glossary_is_defined_once():
 
 SEARCHES = {  # what is searched for: the pages of which one must be among the first three
     "Probe-B": ["papers/probe_background"], "tie": ["glossary", "lessons/"], "score my own maps": ["own_maps"],
-    "pointing game": ["glossary", "lessons/01"], "GradCAM": ["explain/02_gradcam"], "papermill": ["guide", "runs/"],
+    "pointing game": ["glossary", "lessons/01"], "GradCAM": ["explain/01_gradcam"], "papermill": ["guide", "runs/"],
     "score_maps": ["api/qgcam_lib.metrics"]}
 
 
@@ -127,6 +134,14 @@ def test_the_search_of_the_built_pages_finds(browser, query):
     first = page.eval_on_selector_all(".search li a", "all => all.slice(0, 3).map(one => one.getAttribute('href'))")
     page.close()
     assert any(part in address for part in SEARCHES[query] for address in first), first
+
+
+@pytest.mark.nightly
+def test_the_built_pages_have_less_than_40_mb():
+    built = ROOT / "docs" / "_build" / "html"
+    if not built.is_dir():
+        pytest.skip("the pages are not built: make docs")
+    assert sum(file.stat().st_size for file in built.rglob("*")) < 40e6
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

@@ -192,16 +192,17 @@ function start(facts, scores) {
   view.onkeydown = e => { const step = {ArrowLeft: [-6, 0], ArrowRight: [6, 0], ArrowUp: [0, -6], ArrowDown: [0, 6]}[e.key];
     if (step) { e.preventDefault(); moveBy(...step); } };
 
+  const unpacked = async name => new Response((await fetch(`${folder}${name}.gzip`)).body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
   async function open() {
     const name = state.model;
-    sessions[name] ||= await runtime.InferenceSession.create(new URL(`${folder}${name}.onnx`, document.baseURI).href);
+    sessions[name] ||= await runtime.InferenceSession.create(await unpacked(`${name}.onnx`));
   }
   load.onclick = async () => {
     load.disabled = true; load.textContent = "Loading …";
     try {
-      runtime = await import(new URL(folder + "ort.wasm.min.mjs", document.baseURI));
+      runtime = await import(new URL(folder + "ort.mjs", document.baseURI));
       runtime.env.wasm.numThreads = 1;
-      runtime.env.wasm.wasmPaths = new URL(folder, document.baseURI).href;
+      runtime.env.wasm.wasmBinary = await unpacked("ort.wasm");
       await open(); load.textContent = "The model is loaded"; ask();
     } catch (error) {
       load.textContent = `The model could not be loaded: ${error.message}`;
