@@ -72,8 +72,8 @@ def refuse_impossible(scores: dict[str, np.ndarray], mask: np.ndarray, rows: np.
         if not fits.all():
             k = int(np.flatnonzero(~fits)[0])
             raise ValueError(f"maps: {m.name} of example {rows[k]} would be {values[k]:g}, beyond {low:g} to "
-                             f"{m.range[1]:g}, under protocol {protocol!r}; choose one with a min-max at the end or a "
-                             "clip")
+                             f"{m.range[1]:g}, under protocol {protocol!r}; choose a protocol that ends with min-max "
+                             "or a clip")
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #be0507fb
 _FAULTS = {

@@ -235,10 +235,10 @@ def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
     "ValueError for `recall_at` that are no distinct positive ints or `metrics` that are not in METRICS."
     whole = [isinstance(k, int | np.integer) and not isinstance(k, bool) and k > 0 for k in recall_at]
     if not all(whole) or len(set(recall_at)) < len(recall_at):
-        raise ValueError(f"recall_at: expected different whole numbers above 0, got {tuple(recall_at)!r}; the score "
-                         "with all boxes is always there, as upper_bound")
+        raise ValueError(f"recall_at: expected different whole numbers above 0, got {tuple(recall_at)!r}; recall "
+                         "with all boxes is the score upper_bound")
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"metrics: expected some of {METRICS}, got {metrics!r}; recall_at chooses the k")
+        raise ValueError(f"metrics: expected some of {METRICS}, got {metrics!r}; set k by recall_at")
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #7c21ff9c
 def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP, *,

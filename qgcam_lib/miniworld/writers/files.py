@@ -59,7 +59,7 @@ def _held(root: Path, made: dict, of: str) -> dict[str, int]:
         return {}
     for key, value in made.items():
         if card.get(key) != value:
-            raise ValueError(f"{key}: {root} was made with {card.get(key)!r}, asked for {value!r}; "
+            raise ValueError(f"{key}: expected {value!r}, but {root} was made with {card.get(key)!r}; "
                              "give another folder or delete this one")
     return card[of]
 
