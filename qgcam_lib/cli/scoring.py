@@ -87,9 +87,10 @@ def write_files(*files: tuple[Path | None, Any]) -> None:
             write_scores(frame, path)
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #a300000b
-_HEADINGS = {"metric": "score", "n_undefined": "undefined", "n_groups": "groups", "n_groups_effective": "effective",
-             "n_ties": "by a tie", "n_no_target": "no target", "sd_90": "sd of 90 %", "p_value": "p",
-             "pessimistic": "if ties fall badly", "difference": "a - b"}
+_HEADINGS = {"metric": "score", "n_undefined": "undefined", "n_groups": "groups",
+             "n_groups_effective": "effective groups", "n_ties": "ties", "n_no_target": "no target",
+             "sd_90": "sd of 90 %", "p_value": "p",
+             "pessimistic": "worst case of ties", "difference": "a - b"}
 _LEFT_OUT = ("ci_low", "ci_high", "bootstrap_sd", "interval", "n_empty", "table", "model_a", "model_b")
 
 

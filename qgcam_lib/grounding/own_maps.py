@@ -104,7 +104,7 @@ def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[],
         if not isinstance(outcome, ValueError):
             raise outcome
         text = str(outcome).replace(" in example 0", "")
-        text = text.replace("; say what", f"{signed()}; say what") if "; say what" in text else text
+        text = text.replace("; choose how", f"{signed()}; choose how") if "; choose how" in text else text
         text = text if isinstance(outcome, FileFault) else f"record {id!r}: {text}"
         if not record:
             raise FileFault(text) from outcome
