@@ -96,23 +96,21 @@ def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
 # %% ../../nbs/lib/cli/03_tricd.ipynb #b465ca7c
 @tricd_app.command(example="qgcam tricd evaluate predictions.json TRICD_grounding_val.json")
 def evaluate(predictions: Annotated[Path, typer.Argument(help=(
-                 "detections (.json, .csv, .parquet or .pth) in the format of TRICD, GLIP, FIBER, Detic or COCO, or a "
-                 "table"))],
+                 "detections in the format of TRICD, GLIP, FIBER, Detic or COCO, or a table: .json, .csv, .parquet or "
+                 ".pth"))],
              annotations: Annotated[str | None, typer.Argument(help=(
                  "TRICD's grounding file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
              split: _Split = None,
              subsets: Annotated[str | None, typer.Option("--subset", help=(
                  "all, coco_obj, coco_rel or winoground; separate several by commas"))] = None,
-             by: scoring.By = None,
-             metrics: scoring.Metrics = None,
+             by: scoring.By = None, metrics: scoring.Metrics = None,
              recall_at: Annotated[str, typer.Option(metavar="K,K", help=(
                  "report recall and group recall at these k"))] = "1,5",
              n_bootstrap: Bootstrap = 1000,
              n_subsets: Annotated[int, typer.Option("--subsets-90", min=0, help=(
                  "number of random subsets of 90 % of the groups, as in the paper"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
-             ties: scoring.choice(scoring.TIES, "first (rank the true image first)",
-                                  "pessimistic (rank it last)") = "first",
+             ties: scoring.choice(scoring.TIES, "first (true image first)", "pessimistic (true image last)") = "first",
              image_ids: Annotated[str, typer.Option(help=(
                  "what an image id names: pair, file, or a JSON FILE that maps ids to pairs"))] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
