@@ -190,14 +190,14 @@ def change(**columns):
     (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] * np.nan}), "record 'im1/0'"),
     (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": np.zeros((0, 4))}), "'im1/0'"),
     (lambda f: write_maps(f, ".npz", {**MAPS, "im1/0": np.array([[None]])}), "'im1/0' holds Python objects"),
-    (lambda f: np.savez(f / "maps.npz", maps=np.zeros((2, 4, 4)), ids=["a", "a"]), "'a' is there twice"),
+    (lambda f: np.savez(f / "maps.npz", maps=np.zeros((2, 4, 4)), ids=["a", "a"]), "two maps have the id 'a'"),
     (lambda f: (f / "maps.npz").write_bytes(b"PK"), "maps.npz"),
     (change(x1=0.0), "record 'im1/0'"),
     (change(x0=100, x1=120), "record 'im1/0'"),
     (change(y0="five"), "line 5, column y0"),
     (change(height=""), "record 'im1/0': size"),
     (change(id="im1/9"), "'im1/9'"),
-    (change(group=""), "record 'im1/0': the group"),
+    (change(group=""), "record 'im1/0' has no group"),
     (lambda f: pd.concat([table(), table()[3:4]]).to_csv(f / "boxes.csv"), "'im1/0'"),
     (lambda f: table().rename(columns={"kind": "io_ratio"}).to_csv(f / "boxes.csv"), "'io_ratio'"),
     (lambda f: table()[:0].to_csv(f / "boxes.csv"), "no record"),
@@ -212,7 +212,7 @@ def test_faults_of_a_file_name_it_and_the_record(files, harm, words):
 @pytest.mark.parametrize("protocol", ["paper", "native"])
 def test_negative_values_are_named(files, protocol):
     write_maps(files, ".npz", {**MAPS, "im1/0": MAPS["im1/0"] - 0.5, "im2/1": MAPS["im2/1"] - 0.5})
-    with pytest.raises(FileFault, match=r"record 'im1/0': .*negative.* \(2 of 9 maps are signed\); say"):
+    with pytest.raises(FileFault, match=r"record 'im1/0': .*negative.* \(2 of 9 maps are signed\); choose"):
         score_files("maps.npz", "boxes.csv", protocol=protocol)
     kept = score_files("maps.npz", "boxes.csv", protocol=protocol, on_error="record")
     assert kept.error.notna().sum() == 2 and "n_negative" not in kept

@@ -220,6 +220,6 @@ def test_wrong_calls_say_what_to_do(examples, tmp_path):
         score_store(tmp_path / "nothing", examples)
     assert not (tmp_path / "nothing").exists()
     run(CentreGuess(), examples, save_maps=tmp_path / "maps")
-    with pytest.raises(ValueError, match="got none for 3 of 18, such as '0/0'"):
+    with pytest.raises(ValueError, match="got none for 3 of 18 maps, such as '0/0'"):
         score_store(tmp_path / "maps", examples[3:])
     assert score_store(tmp_path / "maps", examples, ids=["3/1", "0/2"]).id.tolist() == ["0/2", "3/1"]

@@ -121,8 +121,8 @@ def test_merge_reset_clone_pickle_and_state_dict():
 
 
 @pytest.mark.parametrize("harm, words", [
-    (lambda p, t: p[0].pop("scores"), r"preds: expected the keys .* \['scores'\] in element 0"),
-    (lambda p, t: t[1].pop("phrases"), r"target: expected the keys .* \['phrases'\] in element 1"),
+    (lambda p, t: p[0].pop("scores"), r"preds: expected the keys .* \['scores'\] is missing in element 0"),
+    (lambda p, t: t[1].pop("phrases"), r"target: expected the keys .* \['phrases'\] is missing in element 1"),
     (lambda p, t: p[1].update(labels=p[1]["labels"] + 999), "is not a phrase of pair 1"),
     (lambda p, t: p[0].update(scores=p[0]["scores"] * np.nan), "pair|image"),
     (lambda p, t: p[0].update(boxes=p[0]["boxes"].flip(1)), "pair|image"),
@@ -144,7 +144,7 @@ def test_two_targets_of_one_id_are_refused():
     metric, other = filled(PhraseDetection(), [0]), targets_of(DATA, [1])
     other[0]["image_id"] = 0
     metric.update(detections(FOUND, [1]), other)
-    with pytest.raises(ValueError, match="two different ones for 0"):
+    with pytest.raises(ValueError, match="two different targets have the id 0"):
         metric.compute()
 
 

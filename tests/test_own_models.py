@@ -195,7 +195,7 @@ def test_maps_without_their_examples_are_named(examples, tmp_path):
     with pytest.raises(ExampleError, match="example 2.*heat.npz has no map of this id"):
         quietly(stored, examples)
     assert quietly(stored, examples, on_error="record").error.notna().tolist() == [False, True]
-    with pytest.raises(FileFault, match="such as '2', got '1'"):
+    with pytest.raises(FileFault, match="such as '2'; the first id is '1'"):
         quietly(stored, examples[1:], on_error="record")
 
 

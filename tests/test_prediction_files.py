@@ -224,7 +224,7 @@ def test_a_torch_file_runs_no_code(folder, data):
             return (open, (str(folder / "sprung"), "w"))
 
     torch.save([Trap()], folder / "trap.pth")
-    with pytest.raises(ExampleError, match="would run code"):
+    with pytest.raises(ExampleError, match="could run code"):
         read_predictions(folder / "trap.pth", data)
     assert not (folder / "sprung").exists()
 

@@ -261,10 +261,10 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
             tables += [rows_of_cell.assign(**names) for rows_of_cell in differences]
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
-        raise ParameterError(f"expected a task and a model in both, got {folders[0].name} with {models[0]} and "
+        raise ParameterError(f"expected a task and a model that both have, got {folders[0].name} with {models[0]} and "
                              f"{folders[1].name} with {models[1]}. Name one of each: model_a='A', model_b='B'")
     if not tables:
-        raise ParameterError("runs: expected examples that both have, got none. Were they drawn with other seeds?")
+        raise ParameterError("runs: the two runs have no example in common. Were they drawn with different seeds?")
     differences = pd.concat(tables, ignore_index=True)[_COLUMNS]
     differences.attrs = {"differences": differ, "pairs": pairs}
     return differences
@@ -279,7 +279,7 @@ def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> p
         raise ValueError(f"expected columns of scores in both files, got {list(rows[0])} and {list(rows[1])}")
     tables, paired = _compared_rows(*rows, options, allow)
     if not paired:
-        raise ValueError("expected rows with the same id in both files, got none; are they of the same data?")
+        raise ValueError("the two files have no id in common; are they of the same data?")
     pair = {"table": "scores", "model_a": a.name, "model_b": b.name, "rows_a": len(rows[0]), "rows_b": len(rows[1]),
             "paired": paired, "fall_away": len(rows[0]) + len(rows[1]) - 2 * paired}
     table = pd.concat(tables, ignore_index=True).assign(**pair)[_COLUMNS]

@@ -192,15 +192,15 @@ def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path
 
 # %% ../../nbs/lib/cli/08_data.ipynb #df6acac4
 def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-               "paper notebooks, each with its run; without one, its newest; default: those of make papers"))] = None,
+               "paper notebooks, each with a run (default: its newest); default: those of make papers"))] = None,
            outputs: Outputs = None,
            check: Annotated[bool, typer.Option("--check", help=(
                "store nothing; only check that all code and data are committed"))
                             ] = False, as_json: Json = False) -> None:
     """Store the outputs of finished runs in their paper notebooks, and their numbers in outputs/reference.
 
-    Refused with uncommitted changes, so that a page names the commit that made it. A page that cannot be stored does
-    not keep the others back.
+    Refused with uncommitted changes, because each page names the commit that made it. If one page cannot be stored, the
+    others still are.
     """
     from qgcam_lib.errors import RunError
     from qgcam_lib.runs.record import uncommitted
@@ -227,7 +227,7 @@ def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/R
 
 # %% ../../nbs/lib/cli/08_data.ipynb #aae23294
 def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-                  "runs of paper notebooks, NOTEBOOK for its newest run; default: the runs of make reproduce"))] = None,
+                  "paper notebooks, each with a run (default: its newest); default: those of make reproduce"))] = None,
               strict: Annotated[bool, typer.Option("--strict", help=(
                   "require equal numbers even if this processor differs from the stored one"))
                                 ] = False,

@@ -183,10 +183,10 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #294e90ab
 def evaluate(model: Annotated[str, typer.Argument(help=(
-    "a name from `qgcam models`, or module:NAME of your own factory, class or function")
+    "a name from `qgcam models`, or module:NAME of your own function or class")
                                                   )] = "",
              tasks: Annotated[str, typer.Option(help=(
-                 "names separated by commas; list: print the names; default: all"))] = "",
+                 "names of tasks, separated by commas, or `list` to print them; default: all"))] = "",
              data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help=(
                  "data set or folder for a task, instead of its default")
                                                             )] = None,
@@ -198,7 +198,7 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
              n_bootstrap: scoring.Bootstrap = 1000, level: scoring.Level = 0.95,
              seed: scoring.Seed = 0, on_error: scoring.OnError = "raise",
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
-    """Evaluate one model on every task of its kind: one table, and a folder with one row per example.
+    """Evaluate one model on every task that it can do. Prints one table; writes a folder with one row per example.
 
     The column `chance` is the score expected by chance. For maps it is the fraction of the image inside
     the boxes; for TRICD, the score of one box as large as the image, ranked at random.

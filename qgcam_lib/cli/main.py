@@ -194,18 +194,20 @@ def _about(frame) -> dict[str, Any]:
 
 # %% ../../nbs/lib/cli/09_main.ipynb #186b6aed
 @scoring_command(app, OF_SUMMARY, "qgcam score maps.npz boxes.csv --by kind --out scores.csv", _OWN)
-def score(maps: Annotated[Path, typer.Argument(help=".safetensors, .npz, .npy, a folder of .npy, or a map store")],
+def score(maps: Annotated[Path, typer.Argument(help=(
+              "heat maps: .safetensors, .npz, .npy, a folder of .npy, or a folder of stored maps"))],
           boxes: Annotated[Path, typer.Argument(help=".csv, .parquet or .json with ids, boxes and image sizes")],
           protocol: Annotated[str, typer.Option(help="paper, pixel, amc, gscorecam or native")] = "paper",
-          ties: choice(TIES, "expected", "first", "optimistic", "pessimistic") = "expected",
-          tau: Annotated[float, typer.Option(help="a peak is a local maximum above this value")] = 0.7,
-          delta: Annotated[float, typer.Option(help="two peaks closer than this, in pixels, count as one")] = 50.0,
+          ties: choice(TIES, "expected (mean over random picks)", "first (pixel in reading order)", "optimistic",
+                       "pessimistic") = "expected",
+          tau: Annotated[float, typer.Option(help="ignore peaks (local maxima) up to this value")] = 0.7,
+          delta: Annotated[float, typer.Option(help="drop peaks within this distance (pixels) of a higher one")] = 50.0,
           negatives: Annotated[str, typer.Option(help=(
-              "maps with negative values: error, relu (set them to 0) or minmax (scale each map to 0..1)"))] = "error",
+              "negative values: error, relu (set them to 0) or minmax (scale the map to 0..1)"))] = "error",
           box_format: BoxFormat = None,
           size: Annotated[str | None, typer.Option(metavar="HxW", help=(
               "image size, if the file of boxes has none"))] = None,
-          missing: choice(MISSING, "raise", "drop") = "raise",
+          missing: choice(MISSING, "raise (an error)", "drop (leave it out)") = "raise",
           on_error: OnError = "raise", *, common: Any) -> tuple:
     """Score your heat maps against boxes. Reports means, intervals and undefined values; needs no model.
 

@@ -41,7 +41,7 @@ def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
 
     groups = read_groups(path, form, images=images or None)
     if not groups:
-        raise FormatError(f"{path}: expected groups, got none; left out: {dict(groups.left_out)}")
+        raise FormatError(f"{path}: the file has no usable group; groups left out, by reason: {dict(groups.left_out)}")
     return groups
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #5890aa1e
@@ -53,7 +53,7 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
     if captions is None:
         return None
     if groups is None:
-        raise ValueError("blind: expected groups, whose prompts it reads, got none")
+        raise ValueError("blind: the text-only baseline scores the prompts in the file of groups; pass this file")
     scores = blind_scores(groups, Blind(NGrams(training_captions(captions))))
     return score_classes(groups, scores) if by_class else score_groups(groups, scores, **options | {"missing": "raise"})
 
@@ -65,17 +65,17 @@ def _summary(frame: Any, blind: Any, common: Any) -> Any:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
-    "training captions of the blind scorer (an n-gram model without images): text file, COCO's or Visual Genome's"))]
+    "also score a text-only baseline, an n-gram model of the captions in this file: text, COCO's or Visual Genome's"))]
 _Form = Annotated[str | None, typer.Option(help="format of the file of groups, if it cannot be recognised")]
 _Average = Annotated[str, typer.Option(help="average logits or probabilities over the images of a group")]
-_Ties = choice(TIES, "expected", "optimistic", "pessimistic", "block")
+_Ties = choice(TIES, "expected (mean over random orders)", "optimistic", "pessimistic", "block (as scikit-learn)")
 _GROUPS = "file of the probe's groups, in one of the published formats"
 
 
 @scoring_command(probe_app, OF_SCORES, "qgcam probe score scores.parquet groups.json --by category")
 def score(scores: Annotated[Path, typer.Argument(help=(
-              ".parquet, .csv, .tsv or .json with image, prompt, score; or with c0_i0, c0_i1, c1_i0, c1_i1: scores of "
-              "two captions with two images"))],
+              ".parquet, .csv, .tsv or .json with the columns image, prompt, score; or with c0_i0, c0_i1, c1_i0, "
+              "c1_i1, where c1_i0 is the score of caption 1 with image 0"))],
           groups: Annotated[Path | None, typer.Argument(help=_GROUPS)] = None, kind: Kind = None, form: _Form = None,
           image_ids: Annotated[str, typer.Option(help=(
               "how the table identifies pictures: name or number"))] = "name",
@@ -102,7 +102,7 @@ def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`
         groups: Annotated[Path, typer.Argument(help=_GROUPS)], images: Images,
         form: _Form = None, average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *,
         common: Any) -> tuple:
-    """Run a matcher on the groups of a probe: means, intervals, chance, ties and undefined values.
+    """Run a matcher, a model that scores image-text pairs, on a probe. Reports means, intervals, chance and ties.
 
     Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
     """
@@ -222,7 +222,7 @@ def _print(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -
 _GENOME = "folder of Visual Genome, or one of the names visual-genome, miniworld-visual-genome"
 _COCO = "folder of COCO, or one of the names coco, miniworld-coco"
 _Option = Annotated[list[str] | None, typer.Option("-o", "--option", metavar="NAME=VALUE", help=(
-    "an option of the builder"))]
+    "set an option of the build (see --list-options)"))]
 _List = Annotated[bool, typer.Option("--list-options", help="list the options and their defaults, and build nothing")]
 
 
@@ -232,8 +232,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                  "folder of pictures, one or more"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: per image a true relation, one with an unlikely predicate, one with an unlikely
-    subject."""
+    """Build Probe-R from Visual Genome: a true relation per image, and two with an unlikely predicate or subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -276,7 +275,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
                split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                   "folder of pictures for the filler scene; default: without this filler"))] = None,
+                   "folder of pictures of empty scenes that replace the background; default: without them"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-B from COCO's instances: pictures without their background, with a patch, with one object left."""

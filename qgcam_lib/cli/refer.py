@@ -21,10 +21,11 @@ refer_app = Commands("Referring expressions: evaluate which boxes a model, or a 
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc106
 _EXPRESSIONS = "Ref-Adv in either published JSON, or a folder of RefCOCOg (refs(umd).p, instances.json)"
 _Split = Annotated[str, typer.Option(help=(
-    "ref-easy, ref-hard, ref-adv; train, val, test of a folder; empty: all, of a folder the test set"))]
+    "ref-easy, ref-hard or ref-adv of a file, train, val or test of a folder; default: all of a file, test of a "
+    "folder"))]
 _Threshold = Annotated[float, typer.Option(min=0, max=1, help=(
-    "a choice is correct from this IoU with the target's box on"))]
-_Strict = Annotated[bool, typer.Option("--strict", help="a choice is correct only above the threshold, not at it")]
+    "a choice is correct if its IoU with the target's box is at least this"))]
+_Strict = Annotated[bool, typer.Option("--strict", help="require an IoU above the threshold, not equal to it")]
 
 
 def _summary(frame: Any, options: Any) -> Any:
@@ -40,10 +41,11 @@ def _rule(threshold: float, strict: bool) -> str:
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc108
 @scoring_command(refer_app, OF_SCORES,
                  "qgcam refer score scores.parquet adv_easy_hard_annotations.json --split ref-adv")
-def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .json with id, candidate, score")],
+def score(scores: Annotated[Path, typer.Argument(help=(
+              ".parquet, .csv, .tsv or .json with the columns id, candidate, score"))],
           expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
           kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
-    """Evaluate your file of scores: accuracy with interval, random choice, candidates and ties. Needs no model.
+    """Evaluate your file of scores of candidate boxes: accuracy with interval, chance and ties. Needs no model.
 
     The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
     or a record in it is invalid (it is named), 2 usage error.
@@ -62,9 +64,10 @@ def score(scores: Annotated[Path, typer.Argument(help=".parquet, .csv, .tsv or .
 def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`, or module:factory")],
         expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], images: Images, split: _Split = "",
         how: Annotated[str, typer.Option("--perturb", help=(
-            "the words: plain, shuffle, reverse, nouns_adjectives, swap_head or shipped; empty: as written"))] = "",
+            "change the expressions: plain (only remove capitals and punctuation), shuffle, reverse, "
+            "nouns_adjectives, swap_head or shipped; default: no change"))] = "",
         threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
-    """Run a ranker on referring expressions: accuracy with interval, random choice, candidates and ties.
+    """Run a ranker, a model that scores candidate boxes, on referring expressions. Reports accuracy and chance.
 
     Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
     """

@@ -98,7 +98,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 # %% ../../nbs/lib/cli/07_results.ipynb #4029ad81
 Parameters = Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help=(
-    "a parameter of the notebook; also NAME=VALUE"))]
+    "set a parameter of the notebook; also NAME=VALUE"))]
 ParametersFile = Annotated[Path | None, typer.Option(*FILE, exists=True, dir_okay=False, help=FILE_HELP)]
 
 
@@ -131,7 +131,8 @@ def _set(record: dict[str, Any]) -> str:
 
 # %% ../../nbs/lib/cli/07_results.ipynb #afe92f3c
 def runs(notebook: Annotated[str | None, typer.Argument(help="list only runs of this notebook")] = None,
-         status: Annotated[str, typer.Option(help="ok, failed, running, interactive or all")] = "ok",
+         status: Annotated[str, typer.Option(help=(
+             "only runs of this status: ok, failed, running, interactive or all"))] = "ok",
          outputs: Outputs = None, as_json: Json = False) -> None:
     """List the runs, newest first: id, notebook, date, duration and non-default parameters."""
     import pandas as pd
@@ -220,7 +221,7 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ea524b63
 def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
-              "id or folder of a run, or a notebook: its newest run"))] = None,
+              "id or folder of a run, or a notebook, which means its newest run"))] = None,
           outputs: Outputs = None, as_json: Json = False) -> None:
     """Print the score tables of a run (default: the newest finished one), its id and the path of its report.
 
@@ -281,7 +282,7 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
                 "compare the runs even if their data or scoring differ"))] = False,
             n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
             outputs: Outputs = None, as_json: Json = False) -> None:
-    """Compare the scores of two runs, evaluations or tables: difference a - b, interval and p-value, clustered.
+    """Compare the scores of two runs, evaluations or tables: differences a - b, clustered intervals and p-values.
 
     Exit code: 0 compared, 1 a file differs from its run's record, 2 usage error, or runs that cannot be compared.
     """

@@ -25,7 +25,7 @@ Bootstrap = Annotated[int, typer.Option("--bootstrap", min=0, help="number of bo
 Level = Annotated[float, typer.Option(min=0, max=1, help="confidence level of the intervals")]
 Seed = Annotated[int, typer.Option(min=0, help="seed of the random draws")]
 By = Annotated[list[str] | None, typer.Option(help=(
-    "also report each value of this column; separate several columns by commas"))]
+    "also report scores for each value of this column; separate several columns by commas"))]
 
 
 def choice(text: str, *names: str) -> Any:
@@ -34,21 +34,22 @@ def choice(text: str, *names: str) -> Any:
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #c5c0ec42
 TIES = "treatment of ties (equal scores, or equal maxima of a map)"
-MISSING = "what to do with records that only one of the files has"
-Missing = choice(MISSING, "raise", "undefined")
+MISSING = "what to do with a record that only one of the files has"
+Missing = choice(MISSING, "raise (an error)", "undefined (its score is undefined)")
 Kind = Annotated[str | None, typer.Option(help=(
     "kind of the scores: logit, cosine, probability, log-probability or distance; default: inferred from the values"))]
 Out = Annotated[Path | None, typer.Option(help="also write one row per record to this file: .csv, .parquet or .json")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-Weights = Annotated[str, typer.Option(help="mini, official, random, or the path of a checkpoint")]
+Weights = Annotated[str, typer.Option(help=(
+    "mini (small, from this project), official (published), random, or the path of a checkpoint"))]
 _SETTING = "; default: from the settings"
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps" + _SETTING)]
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16" + _SETTING)]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="number of images per batch" + _SETTING)]
 Limit = Annotated[int, typer.Option(min=0, help=(
-    "score about this many records, drawn by --seed; an image's records stay together; 0: all"))]
+    "use only about this many records, whole images drawn at random with --seed; 0: all"))]
 Store = Annotated[Path | None, typer.Option(help=(
-    "folder that keeps the model's answers; repeat the command to resume a stopped run"))]
+    "save the model's outputs in this folder; repeat the command to resume a stopped run"))]
 OnError = Annotated[str, typer.Option(help=(
     "when a record fails: raise (stop), or record (note the error and continue)"))]
 Scores = Annotated[Path | None, typer.Option(help=(
@@ -86,9 +87,10 @@ def write_files(*files: tuple[Path | None, Any]) -> None:
             write_scores(frame, path)
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #a300000b
-_HEADINGS = {"metric": "score", "n_undefined": "undefined", "n_groups": "groups", "n_groups_effective": "effective",
-             "n_ties": "by a tie", "n_no_target": "no target", "sd_90": "sd of 90 %", "p_value": "p",
-             "pessimistic": "if ties fall badly", "difference": "a - b"}
+_HEADINGS = {"metric": "score", "n_undefined": "undefined", "n_groups": "groups",
+             "n_groups_effective": "effective groups", "n_ties": "ties", "n_no_target": "no target",
+             "sd_90": "sd of 90 %", "p_value": "p",
+             "pessimistic": "worst case of ties", "difference": "a - b"}
 _LEFT_OUT = ("ci_low", "ci_high", "bootstrap_sd", "interval", "n_empty", "table", "model_a", "model_b")
 
 

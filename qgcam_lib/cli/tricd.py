@@ -96,21 +96,21 @@ def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
 # %% ../../nbs/lib/cli/03_tricd.ipynb #b465ca7c
 @tricd_app.command(example="qgcam tricd evaluate predictions.json TRICD_grounding_val.json")
 def evaluate(predictions: Annotated[Path, typer.Argument(help=(
-                 ".json, .csv, .parquet or .pth: TRICD's form, GLIP's, FIBER's, Detic's, COCO results, a table"))],
+                 "detections in the format of TRICD, GLIP, FIBER, Detic or COCO, or a table: .json, .csv, .parquet or "
+                 ".pth"))],
              annotations: Annotated[str | None, typer.Argument(help=(
                  "TRICD's grounding file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
              split: _Split = None,
              subsets: Annotated[str | None, typer.Option("--subset", help=(
                  "all, coco_obj, coco_rel or winoground; separate several by commas"))] = None,
-             by: scoring.By = None,
-             metrics: scoring.Metrics = None,
+             by: scoring.By = None, metrics: scoring.Metrics = None,
              recall_at: Annotated[str, typer.Option(metavar="K,K", help=(
                  "report recall and group recall at these k"))] = "1,5",
              n_bootstrap: Bootstrap = 1000,
              n_subsets: Annotated[int, typer.Option("--subsets-90", min=0, help=(
                  "number of random subsets of 90 % of the groups, as in the paper"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
-             ties: scoring.choice(scoring.TIES, "first", "pessimistic") = "first",
+             ties: scoring.choice(scoring.TIES, "first (true image first)", "pessimistic (true image last)") = "first",
              image_ids: Annotated[str, typer.Option(help=(
                  "what an image id names: pair, file, or a JSON FILE that maps ids to pairs"))] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
@@ -146,7 +146,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
         table = phrase_detection.evaluate(data, rows, **options)
     empty = set(options["subsets"] or ()) - set(table.loc[(table["n"] > 0) | (table["n_undefined"] > 0), "subset"])
     if options["by"] == "subset" and empty:
-        raise ExampleError(f"subset: none of its pairs is of {', '.join(sorted(empty))}", file=path)
+        raise ExampleError(f"subset: the file has no pair of {', '.join(sorted(empty))}", file=path)
     scoring.write_files((out, table))
     if not as_json:
         return _echo_scores(table, data, rows, level)
@@ -157,14 +157,16 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #1c36eb41
 @tricd_app.command(example="qgcam tricd questions answers.json TRICD_VQA_val.json")
-def questions(answers: Annotated[Path, typer.Argument(help=".json: {image_id: answer}, answers 0, 1 or in words")],
+def questions(answers: Annotated[Path, typer.Argument(help=(
+                  "JSON file {image_id: answer}; an answer is 0, 1 or a text"))],
               asked: Annotated[str | None, typer.Argument(metavar="[QUESTIONS]", help=(
                   "TRICD's VQA file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
               split: _Split = None,
               annotations: Annotated[Path | None, typer.Option(exists=True, help=(
                   "TRICD's grounding file, whose groups are resampled for the intervals"))] = None,
               n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
-              missing: scoring.choice(scoring.MISSING, "raise", "wrong") = "raise",
+              missing: scoring.choice(scoring.MISSING, "raise (an error)",
+                                      "wrong (an unanswered question counts as wrong)") = "raise",
               as_json: Json = False) -> None:
     """Score yes/no answers: macro-F1, accuracy and the number of unparsable answers per subset.
 

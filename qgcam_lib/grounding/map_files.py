@@ -52,7 +52,7 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
                       stack_ids: Callable[[], list[str]] | None = None) -> MapFile:
     """Return a MapFile for named arrays. get: reads one array; stack_ids: returns a stack's ids (None: row numbers)."""
     if not shapes:
-        raise FileFault(f"{path}: there is no array in this file")
+        raise FileFault(f"{path}: the file contains no array")
     deep = [name for name, shape in shapes.items() if len(shape) == 3 or len(shape) == 4 and shape[1] == 1]
     if len(deep) == 1 and len(shapes) == 1:
         n = shapes[deep[0]][0]
@@ -62,11 +62,11 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
         place = {id: k for k, id in enumerate(ids)}
         if len(place) < n:
             twice = next(id for k, id in enumerate(ids) if place[id] != k)
-            raise FileFault(f"{path}: map {twice!r} is there twice; give every map its own id")
+            raise FileFault(f"{path}: two maps have the id {twice!r}; give every map its own id")
         stack = cache(partial(get, deep[0]))  # read once, when the first map is loaded
         return MapFile(path, tuple(ids), lambda wanted: [_checked(path, id, stack()[place[id]]) for id in wanted])
     if stack_ids:
-        raise FileFault(f"{path}: `ids` belongs to one stack of maps [N, h, w], got arrays {list(shapes)[:5]}")
+        raise FileFault(f"{path}: expected one stack of maps [N, h, w] beside `ids`, got arrays {list(shapes)[:5]}")
     return MapFile(path, tuple(shapes), lambda wanted: [_checked(path, id, get(id)) for id in wanted])
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #416ab4d1
@@ -78,7 +78,7 @@ def _open_safetensors(path: Path) -> MapFile:
         opened = {"np": safe_open(path, framework="np")}
         slices = {name: opened["np"].get_slice(name) for name in opened["np"].keys()}
     except (SafetensorError, OSError) as error:
-        raise FileFault(f"{path}: not a whole safetensors file ({error}); write it again") from error
+        raise FileFault(f"{path}: incomplete or damaged safetensors file ({error}); write it again") from error
 
     def get(name: str) -> np.ndarray:
         if slices[name].get_dtype() in _PLAIN:
@@ -127,7 +127,7 @@ def _open_npy(path: Path) -> MapFile:
 def _open_folder(path: Path) -> MapFile:
     files = {p.relative_to(path).with_suffix("").as_posix(): p for p in sorted(path.rglob("*.npy"))}
     if not files:
-        raise FileFault(f"{path}: this folder has neither .npy files nor a map store")
+        raise FileFault(f"{path}: expected a folder of .npy files or of stored maps, found neither")
 
     def one(id: str) -> np.ndarray:
         return _checked(path, id, _load_array(files[id], "the array", lambda: np.load(files[id], allow_pickle=False)))
@@ -218,8 +218,8 @@ def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
     if "bbox" not in entry:
         raise ValueError(f"expected `boxes`, `bbox` or the columns {', '.join(columns)}, got {', '.join(entry)}")
     if box_format is None:
-        raise ValueError("`bbox` is x, y, width, height in COCO files and corners in others; say which by box_format, "
-                         f"one of {BOX_FORMATS}")
+        raise ValueError("`bbox` is x, y, width, height in COCO files and corners in others; pass box_format, one of "
+                         f"{BOX_FORMATS}")
     return entry.pop("bbox"), box_format
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #e61e8d6d
@@ -291,7 +291,7 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
         try:
             record = _record(entry, box_format or ("xywh" if coco else None))
             if record.error and on_error == "raise":
-                raise ValueError(f"{record.error}, or on_error='record' goes on without it")
+                raise ValueError(f"{record.error}, or pass on_error='record' to continue without this record")
             if id in records:
                 _merge(records[id], record)
         except ValueError as error:
@@ -299,5 +299,5 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
         record.error = record.error and f"record {id!r}: {record.error}"
         records.setdefault(id, record)
     if not records:
-        raise FileFault(f"{path}: there is no record in this file")
+        raise FileFault(f"{path}: the file contains no record")
     return records

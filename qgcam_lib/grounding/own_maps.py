@@ -41,8 +41,8 @@ def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool
             fix = f"{maps.path} has no ids, only row numbers; save them beside the maps: np.savez(..., ids=...)"
         raise FileFault(f"ids: expected the same records in both files, got {unmatched}. {fix}")
     if not (shared := [id for id in boxes if id in here]):
-        raise FileFault(f"ids: the two files share no record: {where} has {next(iter(boxes))!r}, {maps.path} has "
-                        f"{maps.ids[0]!r}")
+        raise FileFault(f"ids: the two files have no id in common; {where} begins with {next(iter(boxes))!r}, "
+                        f"{maps.path} with {maps.ids[0]!r}")
     return shared
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #3c4e3164
@@ -56,14 +56,15 @@ def _complete(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int
         record = records[id]
         record.size = record.size or size
         if taken := [name for name in record.labels if name in _OURS]:
-            raise FileFault(f"{where}: the name {taken[0]!r} is taken by a column of the result; rename or drop it")
+            raise FileFault(f"{where}: the result has its own column {taken[0]!r}; rename or drop yours")
         if record.size is None and rule.grid == "image" and not record.error:
             raise FileFault(f"{where}: record {id!r}: protocol {rule.name!r} scores on the image's pixels and needs "
                             "its size; add width and height (in JSON \"size\": [height, width]), give one size for "
                             "all, or take protocol 'native' if the boxes are on the map's own grid")
     grouped = [records[id].group is not None for id in ids]
     if any(grouped) and not all(grouped):
-        raise FileFault(f"{where}: record {ids[grouped.index(False)]!r}: the group is missing, and others have one")
+        raise FileFault(f"{where}: record {ids[grouped.index(False)]!r} has no group, but others have one; "
+                        "give every record a group")
     return all(grouped)
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #244738a5
@@ -103,7 +104,7 @@ def _rows(ids: Sequence[str], work: Callable, record: bool, signed: Callable[[],
         if not isinstance(outcome, ValueError):
             raise outcome
         text = str(outcome).replace(" in example 0", "")
-        text = text.replace("; say what", f"{signed()}; say what") if "; say what" in text else text
+        text = text.replace("; choose how", f"{signed()}; choose how") if "; choose how" in text else text
         text = text if isinstance(outcome, FileFault) else f"record {id!r}: {text}"
         if not record:
             raise FileFault(text) from outcome
@@ -248,10 +249,10 @@ class StoredMaps:
         if ids and not self._known.intersection(ids):
             own = self.file.ids == tuple(map(str, range(len(self.file))))
             fix = ("It has row numbers only: save the ids beside the maps, np.savez(..., ids=...)" if own else
-                   f"Its {len(self.file)} maps are of other examples: draw all (limit 0), or make maps of those that "
-                   "`qgcam data ids DATASET --limit N` lists")
-            raise FileFault(f"{self.file.path}: expected maps by the ids of the {len(ids)} examples drawn, such as "
-                            f"{ids[0]!r}, got {self.file.ids[0]!r}. {fix}")
+                   f"Its {len(self.file)} maps are of other examples: draw all (limit 0), or make maps of the examples "
+                   "that `qgcam data ids DATASET --limit N` lists")
+            raise FileFault(f"{self.file.path}: no map has the id of one of the {len(ids)} examples drawn, such as "
+                            f"{ids[0]!r}; the first id is {self.file.ids[0]!r}. {fix}")
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #d0e50009
 def load_explainer(source: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
@@ -267,6 +268,6 @@ def load_explainer(source: str, weights: str | Path = "mini", device: str | None
                            batch_size=batch_size, **options)
     extra = ({} if str(weights) == "mini" else {"weights": weights}) | options
     if extra:
-        raise ParameterError(f"{next(iter(extra))}: expected nothing beside {source}, whose maps are scored as they "
-                             f"are, given {next(iter(extra.values()))!r}. Leave it out.")
+        raise ParameterError(f"{next(iter(extra))}: cannot be combined with {source}, whose maps are scored as they "
+                             f"are; got {next(iter(extra.values()))!r}. Omit it.")
     return StoredMaps(path)

@@ -144,8 +144,8 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
     """Return the map store for the argument `save_maps`."""
     if save_maps is True:
         if store is None:
-            raise ValueError("save_maps: True keeps the maps beside the records and so expects `store`, got None; give "
-                             "a store, or a folder as save_maps")
+            raise ValueError("save_maps: True saves the maps in the folder `store`, which is None; pass store, or a "
+                             "folder as save_maps")
         save_maps = store.folder.with_name(f"{store.folder.name}-maps")
     return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps if save_maps is not False else None
 
@@ -226,8 +226,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
     wanted = dict.fromkeys(maps if ids is None else ids)
     examples = {e.id: e for e in dataset if e.id in wanted}
     if lost := [id for id in wanted if id not in examples]:
-        raise ValueError(f"dataset: expected an example for each map, got none for {len(lost)} of {len(wanted)}, "
-                         f"such as {lost[0]!r}; is it the data set and split of these maps?")
+        raise ValueError(f"dataset: expected an example for each map, got none for {len(lost)} of {len(wanted)} maps, "
+                         f"such as {lost[0]!r}; pass the data set and split of these maps")
     by_image = groupby(examples.values(), lambda example: example.image)
     warned = _warned([_boxes(list(group)) for _, group in by_image])
     rows, root = [], getattr(dataset, "root", None)

@@ -143,7 +143,7 @@ def _without_negatives(maps: Any, negatives: str, p: MapProtocol) -> tuple[Any, 
     if len(signed) and negatives == "error":
         n, share = signed[0], f" ({len(signed)} of {len(maps)} maps are signed)" * (len(maps) > 1)
         raise ValueError(f"maps: expected values >= 0, got {counts[n]} negative ones in example {n}, down to "
-                         f"{float(maps[n].min()):.3g}{share}; say what they mean: "
+                         f"{float(maps[n].min()):.3g}{share}; choose how to treat them: "
                          'negatives="relu" makes them 0, negatives="minmax" shifts and scales such a map to 0..1')
     if not len(signed) or (negatives == "minmax" and p.before == "minmax"):  # the protocol starts with min-max anyway
         return maps, counts
@@ -298,8 +298,8 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
         names = {what[:-1]: as_names(labels, len(arrays), what)
                  for what, labels in (("ids", ids), ("groups", groups)) if labels is not None}
         if ids is not None and (twice := pd.Series(names["id"]).duplicated().to_numpy()).any():
-            raise ValueError(f"ids: expected each once, got {names['id'][twice][0]!r} again; what several maps share, "
-                             "such as their image, goes into groups")
+            raise ValueError(f"ids: {names['id'][twice][0]!r} occurs twice; give each map its own id, and name what "
+                             "maps share, such as their image, in groups")
         work, grids, findings = _bring_together(arrays, boxes, image_sizes, p, options, names.get("group"))
         warn_of(findings)
         columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}

@@ -47,8 +47,8 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
         if not pair.positive:
             continue
         if (false := place.get((pair.group, 1 - pair.side, False))) is None:
-            raise ExampleError("expected a false pair with the caption of this true one, which group recall appends, "
-                               "got none in the group", str(pair.id), remedy="Give whole groups, of one source each")
+            raise ExampleError("group recall needs a false pair with the same caption, and the group has none",
+                               str(pair.id), remedy="Give whole groups, of one source each")
         by_spans = {phrase.spans: phrase.id for phrase in pair.phrases}
         new_id = {phrase.id: by_spans[phrase.spans] for phrase in false.phrases}
         own, other = _entry(after, pair.id), _entry(after, false.id)

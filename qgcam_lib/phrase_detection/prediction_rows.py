@@ -105,7 +105,7 @@ def _need(record: Any, keys: Sequence[str], where: str) -> list:
     if not isinstance(record, Mapping):
         raise ExampleError(f"expected an object with {', '.join(keys)}, got {type(record).__name__}", where)
     if lost := [key for key in keys if key not in record]:
-        raise ExampleError(f"expected {', '.join(keys)}, got none of {', '.join(lost)}", where)
+        raise ExampleError(f"expected {', '.join(keys)}, but {', '.join(lost)} is missing", where)
     return [record[key] for key in keys]
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #9839bb08
@@ -132,7 +132,7 @@ def _of_lists(form: str, label: str, images: list, places: Sequence[int], wheres
     for one, where in zip(lists, wheres):
         if len(set(map(len, one.values()))) > 1:
             text = ", ".join(f"{len(values)} {word}" for word, values in one.items())
-            raise ExampleError(f"expected equally many, got {text}", where)
+            raise ExampleError(f"expected lists of equal length, got {text}", where)
     words = list(lists[0]) if lists else [label, "scores", "boxes"]
     counts = np.array([len(one[words[0]]) for one in lists], np.int64)
     of, starts = np.repeat(np.arange(len(lists)), counts), np.cumsum(counts) - counts
@@ -245,7 +245,7 @@ def _form_rows(content: Any) -> Rows:
         if "bbox" in first or not content:
             return _records(content)
     shown = f"a list of {str(content[0])[:60]}" if isinstance(content, list) and content else type(content).__name__
-    raise ExampleError(f"no known form of predictions: {shown}", remedy=f"Known: {'; '.join(FORMS.values())}")
+    raise ExampleError(f"unknown format of predictions: {shown}", remedy=f"Known formats: {'; '.join(FORMS.values())}")
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #8d3f1906
 def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None) -> Rows:

@@ -55,7 +55,7 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
             return [by_id(image)] if image_ids == "pair" else pictures.get(str(image), ())
         tried = [f"{image}_{sentence}", image, str(image)]
         if not (targets := [image_ids[key] for key in tried if key in image_ids]):
-            raise ExampleError(f"image_ids: the mapping has none of {tried}")
+            raise ExampleError(f"image_ids: the mapping has none of the keys {tried}")
         return [by_id(id) for id in (targets[0] if isinstance(targets[0], list | tuple) else targets[:1])]
     return find
 
@@ -103,8 +103,8 @@ def _phrases(rows: Rows, data: Tricd, pair: np.ndarray, label: np.ndarray, phras
     "Rows and phrases, as from `_spread`: the index of the phrase that each label [n] denotes in its pair."
     if rows.kind == "category" and phrases is None and len(label):
         raise ExampleError("the boxes have category ids and no phrase ids", remedy=(
-            "Say what a category id means by `phrases`: 'id' (a phrase id), 0 or 1 (the phrase's number in its pair, "
-            "counted from there), or the vocabulary as a list of texts or {category id: text}"))
+            "Pass `phrases` to say what a category id is: 'id' (a phrase id), 0 or 1 (the phrase's position in its "
+            "pair, counted from 0 or 1), or the vocabulary, a list of texts or {category id: text}"))
     if rows.kind == "category" and isinstance(phrases, list | tuple | Mapping):
         return _by_vocabulary(data, pair, label, phrases, name)
     starts = np.searchsorted(data.phrase_pairs, np.arange(len(data) + 1))

@@ -163,12 +163,13 @@ def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.nd
     "The answer to each question as 1, 0 or -1 (unparsable or missing), and whether it is missing."
     by_id, ids = answers_by_id(answers), [str(id) for id in questions["image_id"]]
     if strange := [id for id in by_id if id not in set(ids)]:
-        raise ValueError(f"answers: expected the ids of the questions, got {strange[0]!r}, which no question has "
-                         f"({len(strange)} such); are they answers to another file?")
+        raise ValueError(f"answers: no question has the id {strange[0]!r} ({len(strange)} such ids); are these the "
+                         "answers to another file?")
     missing = np.array([id not in by_id for id in ids], dtype=bool)
     if on_missing == "error" and missing.any():
-        raise ValueError(f"answers: {int(missing.sum())} of {len(ids)} questions have none, the first is image_id "
-                         f"{ids[int(missing.argmax())]}; answer it, or give on_missing='count'")
+        raise ValueError(f"answers: {int(missing.sum())} of {len(ids)} questions have no answer, the first is image_id "
+                         f"{ids[int(missing.argmax())]}. Add them, or pass on_missing='count' to score them as "
+                         "unparsable")
     values = np.full(len(ids), -1)
     for row, id in enumerate(ids):
         try:

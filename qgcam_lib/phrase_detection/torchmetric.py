@@ -52,7 +52,7 @@ def _listed(value: Any) -> Any:
 def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
     """A target converted to JSON types and checked. n: its index in the batch, for the error."""
     if missing := [key for key in _KEYS if key not in target]:
-        raise ValueError(f"target: expected the keys {', '.join(_KEYS)}, got none for {missing} in element {n}; "
+        raise ValueError(f"target: expected the keys {', '.join(_KEYS)}; {missing} is missing in element {n}; "
                          "targets_of(data) makes targets from annotations")
     lists = {key: _listed(value) for key, value in target.items()}
     phrases, labels, boxes = lists["phrases"], lists["labels"], np.reshape(lists["boxes"], (-1, 4))
@@ -83,7 +83,7 @@ def _pair(plain: Mapping[str, Any]) -> TricdPair:
 def _entry(pred: Mapping[str, Any], n: int) -> dict[str, list]:
     """The detections on one image in the form for `evaluate`. n: their index in the batch, for the error."""
     if missing := [key for key in ("boxes", "scores", "labels") if key not in pred]:
-        raise ValueError(f"preds: expected the keys boxes, scores, labels, got none for {missing} in element {n}")
+        raise ValueError(f"preds: expected the keys boxes, scores, labels; {missing} is missing in element {n}")
     return {"scores": _listed(pred["scores"]), "boxes": _listed(pred["boxes"]), "phrase_ids": _listed(pred["labels"])}
 
 # %% ../../nbs/lib/phrase_detection/14_torchmetric.ipynb #44ff221c
@@ -150,8 +150,8 @@ def gathered(self: PhraseDetection) -> tuple[Tricd, dict[int, dict[str, list]]]:
     for one in self.records():
         id = one["target"]["id"]
         if by_id.setdefault(id, one)["target"] != one["target"]:
-            raise ValueError(f"image_id: expected one target for each, got two different ones for {id}; a pair of "
-                             "picture and caption has an id of its own")
+            raise ValueError(f"image_id: two different targets have the id {id}; give each pair of an image "
+                             "and a caption its own id")
     pairs = tuple(_pair(by_id[id]["target"]) for id in sorted(by_id))
     return Tricd(pairs), {id: one["found"] for id, one in by_id.items()}
 
