@@ -102,7 +102,7 @@ def _first_tokens(self: PromptedAnswerer) -> tuple[list[int], list[int]]:
         sets.append(ids - {words.unk_token_id})
     yes, no = sets[0] - sets[1], sets[1] - sets[0]
     if not yes or not no:
-        raise ValueError("yes_score: in the model's vocabulary, 'yes' and 'no' begin with the same token, so their "
+        raise ValueError("yes_score: the model's vocabulary lacks separate tokens for yes and no, so their "
                          "probabilities cannot be compared. Use `answer` instead.")
     return sorted(yes), sorted(no)
 
