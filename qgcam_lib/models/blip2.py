@@ -227,8 +227,8 @@ def load_bridgetower(entry: ModelEntry | str, weights: str | Path = "official", 
     from transformers import BridgeTowerForImageAndTextRetrieval
 
     if vocab is not None and weights != "random":
-        raise ValueError("vocab: BridgeTower's words are RoBERTa's, in its folder. Leave it out; it is for weights="
-                         "'random'.")
+        raise ValueError("vocab: allowed only with weights='random'. The folder of a trained BridgeTower contains "
+                         "RoBERTa's vocabulary. Leave vocab out.")
     config = config or published_sizes(find_model(entry).name) or None if weights == "random" else config
     return load_matcher(entry, weights, BridgeTowerForImageAndTextRetrieval, BridgeTowerExplainer, vocab=vocab,
                         config=config, text_part="text_config", **options)

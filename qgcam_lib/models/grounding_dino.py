@@ -124,8 +124,8 @@ def _pairs(self: GroundingDinoDetector, picture: Image.Image, caption: str, phra
     mine = phrase_tokens(offsets, phrases)
     rows = mine.any(1).nonzero()[0]
     if len(rows) < len(phrases):
-        warnings.warn(f"{len(phrases) - len(rows)} phrases have no token in what was read and get no boxes",
-                      stacklevel=4)
+        warnings.warn(f"{len(phrases) - len(rows)} of {len(phrases)} phrases get no boxes, because they have no token "
+                      "in the part of the caption that the model reads.", stacklevel=4)
     if not len(rows):
         return NOTHING
     best = best_pairs(phrase_scores(logits, mine[rows]), boxes, self.max_boxes)
@@ -231,5 +231,6 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
     tokenize = (word_tokenizer(vocab, text.max_position_embeddings) if vocab else
                 bpe_tokenizer(text.max_position_embeddings))
     if text.vocab_size <= tokenize.end:
-        raise ValueError(f"weights: expected at least {tokenize.end + 1} tokens, the model has {text.vocab_size}.")
+        raise ValueError(f"weights: the model has {text.vocab_size} tokens, but the tokenizer has {tokenize.end + 1}. "
+                         "Pass a larger text_config.vocab_size or a smaller vocab.")
     return OmDetDetector(model, tokenize, card={**card, "name": entry.name}, **options)

@@ -133,7 +133,7 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
     needs = [name for name, one in accepted.items() if one.default is one.empty and one.kind not in _ANY
              and name not in arguments]
     if needs and isinstance(factory, type):
-        raise ParameterError(f"model: expected a class that needs nothing, given {source}, whose __init__ needs "
+        raise ParameterError(f"model: expected a class that needs no arguments, given {source}, whose __init__ needs "
                              f"{', '.join(needs)}. Name a function instead: def make(): return {factory.__name__}(...)")
     if needs:
         return _FUNCTIONS[role](factory, source) if role in _FUNCTIONS else check_role(factory, role, source)

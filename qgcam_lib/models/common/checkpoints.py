@@ -42,8 +42,8 @@ def read_torch(path: str | Path, *, harmless: Sequence[Any] = (), mmap: bool = F
         with torch.serialization.safe_globals(list(harmless)):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # readers raise many kinds of errors for damaged bytes
-        raise FormatError(f"weights: {path.name} is damaged or holds more than tensors ({type(error).__name__}). "
-                          "Fetch it again; convert it to safetensors if you trust it.") from error
+        raise FormatError(f"weights: {path.name} is damaged or contains more than tensors ({type(error).__name__}). "
+                          "Download it again or, if you trust it, convert it to safetensors.") from error
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #6652a7cd
 def read_state(path: str | Path, *, under: Sequence[str] = ("model", "state_dict"), harmless: Sequence[Any] = (),
@@ -61,8 +61,8 @@ def read_state(path: str | Path, *, under: Sequence[str] = ("model", "state_dict
             state = state[key]
     if not state or not isinstance(state, Mapping) or not all(
             isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()):
-        raise FormatError(f"weights: {Path(path).name} holds no table of tensors by name. Expected a state_dict, plain "
-                          "or nested. Fetch it again.")
+        raise FormatError(f"weights: {Path(path).name} is not a state_dict, a dictionary of tensors by name. "
+                          "Download it again, or pass another file.")
     if all(key.startswith("module.") for key in state):
         return {key.removeprefix("module."): value for key, value in state.items()}
     return dict(state)

@@ -66,9 +66,9 @@ def not_on_hub(repository: str, files: str, error: object = "") -> str:
     """
     words = str(error).strip().splitlines()
     why = f" ({words[0][:120]})" if words else ""
-    return (f"{repository} is neither in Hugging Face's cache nor reachable, or it has no such files{why}. Needed: "
-            f"{files}, in {hub_folder(repository)}. `huggingface-cli download {repository}` fills that folder where "
-            "there is a network; copy the whole folder from there.")
+    return (f"{files} of {repository} could neither be found in Hugging Face's cache nor downloaded{why}. Run "
+            f"`huggingface-cli download {repository}` on a machine with network access, and copy the folder to "
+            f"{hub_folder(repository)}.")
 
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #9d208524
 def hub_file(repository: str, file: str) -> Path:
@@ -126,7 +126,7 @@ def find_weights(entry: ModelEntry, weights: str | Path, *, seed: int = 0, confi
         raise ValueError(f"weights: expected a checkpoint file for {entry.name}, got the folder {str(weights)!r}.")
     elif weights == "mini" or path.is_dir() or not files:
         if config is not None or vocab is not None:
-            raise ValueError("vocab, config: a model of the zoo's form has its own. Leave them out.")
+            raise ValueError("vocab, config: a zoo folder has its own vocab.txt and config.json. Leave them out.")
         card = read_card(path)
         file, config, vocab = (path / name for name in FILES)
     elif not (file := path).is_file():

@@ -245,7 +245,8 @@ def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequen
         for k, spans in enumerate(caption_phrases):
             row = torch.stack([(begin < stop) & (end > start) for start, stop in spans]).any(0) & (end > begin)
             if not row.any():
-                raise ValueError(f"phrases: no word in phrase {k}, {phrase_texts(captions[n], [spans])[0]!r}.")
+                raise ValueError(f"phrases: no word in phrase {k}, {phrase_texts(captions[n], [spans])[0]!r}. "
+                                 "Leave it out.")
             rows.append(row)
             owner.append(n)
     tokens = torch.stack(rows) if rows else torch.zeros(0, ids.shape[1], dtype=torch.bool)

@@ -223,8 +223,8 @@ def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, dev
     tokenizer = (byte_tokenizer([" ".join(CAPTION_WORDS)], min(config.text_words, 2000)) if untrained and not vocab else
                  roberta_tokenizer(vocab))
     if not untrained and len(tokenizer) != config.text_words:
-        raise ValueError(f"vocab: the weights know {config.text_words} pieces, the tokenizer {len(tokenizer)}. "
-                         "Pass vocab=FOLDER of the tokenizer that the weights were trained with.")
+        raise ValueError(f"vocab: the weights have {config.text_words} tokens, but the tokenizer has {len(tokenizer)}. "
+                         "Pass vocab=FOLDER of the tokenizer used in training.")
     with drawn_from(seed):
         model = Mdetr(config)
     spare = []

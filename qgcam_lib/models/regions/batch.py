@@ -38,8 +38,8 @@ def candidate_boxes(boxes: ArrayLike, size: tuple[int, int]) -> np.ndarray:
     cut = np.clip(boxes, 0, [width, height, width, height])
     gone = (cut[:, 2:] <= cut[:, :2]).any(1)
     if gone.any():
-        raise ValueError(f"boxes: expected boxes that meet the picture, got {boxes[gone][0].tolist()} wholly outside "
-                         f"its {width} x {height} pixels; is size (width, height), and are these boxes this picture's?")
+        raise ValueError(f"boxes: {boxes[gone][0].tolist()} is wholly outside the picture, {width} x {height} pixels. "
+                         "Check that size is (width, height) and that the boxes belong to this picture.")
     return cut
 
 # %% ../../../nbs/lib/models/regions/01_batch.ipynb #d0c20009
@@ -166,8 +166,8 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     ids, mask = words.input_ids, words.attention_mask.bool()
     if len(strange := (ids == self.tokenizer.unk_token_id).any(1).nonzero()):
         picture, row = queries[int(strange[0])]
-        warnings.warn(f"{len(strange)} expressions have words that were read as {self.tokenizer.unk_token}, the first: "
-                      f"{expressions_per_image[picture][row][:60]!r}", stacklevel=2)
+        warnings.warn(f"unknown words in {len(strange)} expressions were read as {self.tokenizer.unk_token}; the first "
+                      f"expression is {expressions_per_image[picture][row][:60]!r}", stacklevel=2)
     for part in mask.sum(1).argsort(stable=True).split(self.batch):
         places, long = [queries[k] for k in part.tolist()], int(mask[part].sum(1).max())
         pictures, of = np.unique([picture for picture, _ in places], return_inverse=True)
@@ -192,8 +192,8 @@ def only_words(ids: torch.Tensor, mask: torch.Tensor, not_words: Sequence[int] =
     keep = mask & (ids[..., None] != torch.tensor(not_words, device=ids.device)).all(-1)
     counts = keep.sum(1)
     if not counts.all():
-        raise ValueError(f"ids: expected at least one word in every expression, expression {int(counts.argmin())} has "
-                         "none. Leave it out: there is nothing that it could refer to.")
+        raise ValueError(f"ids: expected at least one word in every expression, but expression {int(counts.argmin())} "
+                         "has none. Leave it out.")
     order = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :int(counts.max()) if len(ids) else 0]
     return ids.gather(1, order), keep.gather(1, order), order
 

@@ -35,8 +35,8 @@ def ranker_config(config: Any, feature_size: int, encoder: str, weights: str = "
 
 
 def _no_address(entry: ModelEntry) -> Path:
-    raise FileNotFoundError(f"weights: no library fetches weights of {entry.name}. Pass the path of a checkpoint, and "
-                            "the encoder of its features; ViLBERT's lie on its authors' shared drive.")
+    raise FileNotFoundError(f"weights: no library fetches weights of {entry.name}. Pass the path of a checkpoint "
+                            "(ViLBERT's is on its authors' shared drive), and the encoder of its region features.")
 
 # %% ../../../nbs/lib/models/regions/06_loading.ipynb #d0c60008
 def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
@@ -57,8 +57,8 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     sizes = dict(sizes or {})
     feature_size, seen_by = sizes.pop("feature_size", feature_size), sizes.pop("encoder", None)
     if encoder is None and seen_by is None and weights != "random":
-        raise ValueError(f"encoder: the weights of {entry.name} were trained on features that the file does not name. "
-                         "Pass the RegionEncoder that gives them as encoder.")
+        raise ValueError(f"encoder: the checkpoint of {entry.name} does not name the encoder of its region features. "
+                         "Pass this RegionEncoder as encoder.")
     words = make_tokenizer(source.words(), lavis_tokens=False)
     kind = entry.name.partition("-")[0]
     make_config, build = KINDS[kind]
