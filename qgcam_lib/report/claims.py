@@ -184,7 +184,7 @@ def metric_tables(summary: pd.DataFrame, by: str, *, value: str = "value", scale
 # %% ../../nbs/lib/report/04_claims.ipynb #c57c1a96
 def claims_beside(printed: pd.DataFrame, ours: pd.DataFrame, where: str) -> pd.DataFrame:
     """Two frames of `check_claims` side by side, for a page: the paper says (verbatim), counted as, where, quantifier,
-    the paper's own table ("9 of 12", or why it is not testable), this run (the same, with "2 open"), result (of the run).
+    the paper's own table ("9 of 12", or why it is not testable), this run (the same, with "2 open"), result.
 
     where: the data of the run, for the heading of its column.
     """
