@@ -92,8 +92,8 @@ def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
     for what, unit in _units(size).items():
         across, down = (_pile((ends / unit)[:, k], ends[:, k] > 0.95 * size[:, 1 - k]) for k in (0, 1))
         if abs(across - down) < 0.01 * across:
-            return (f"the boxes of all pictures end at {what.format(across)}, not at the borders: are they of resized "
-                    "pictures, or the sizes of others?")
+            return (f"the boxes of all pictures end at {what.format(across)}, not at the borders: are they boxes of "
+                    "resized pictures, or the sizes those of other pictures?")
     return ""
 
 # %% ../nbs/lib/05_checks.ipynb #fb30a852
@@ -144,7 +144,7 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
         if z_by_groups((other - right)[both], groups[both]) > 4 and other[both].mean() > value + 0.1:
             gains[how] = other[both].mean()
     if how := max(gains, key=gains.get, default=""):
-        return [f"{value:.3f} of the {what}, and {gains[how]:.3f} with {how}: is that how to read them?"]
+        return [f"{value:.3f} of the {what}, but {gains[how]:.3f} with {how}. Check if the inputs need this change"]
     if z_by_groups((right - chance)[is_defined], groups[is_defined]) < -4:
         return [f"{value:.3f} of the {what}, clearly fewer than the {guess:.3f} of chance: is the sign "
                 "reversed (lower is better), are rows moved by one, or ids exchanged?"]
