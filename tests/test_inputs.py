@@ -261,7 +261,7 @@ def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_che
     kept = picture.read_bytes()
     for damage in (picture.unlink, lambda: picture.write_bytes(kept + b" ")):
         damage()
-        with pytest.raises(FileFault, match="since this data set was drawn"):
+        with pytest.raises(FileFault, match="since this data set was generated"):
             recipe.bring()
     monkeypatch.setattr(generated, "_code", lambda module: "edited")
     assert spatial().entry() != before

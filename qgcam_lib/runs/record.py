@@ -262,15 +262,15 @@ def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
     """Raise RunError if the files of a run differ from its record. kinds: as in `changed_outputs`."""
     if differences := changed_outputs(folder, kinds):
         more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
-        raise RunError(f"run {Path(folder).name}: {differences[0]}{more}. Run the notebook again with these "
-                       "parameters: the folder as it is will be kept beside the new one.", Path(folder))
+        raise RunError(f"run {Path(folder).name}: {differences[0]}{more}. Run the notebook again with the same "
+                       "parameters. The changed folder is then kept under another name.", Path(folder))
 
 # %% ../../nbs/lib/runs/03_record.ipynb #5569aa22
 def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:
     """The record of a finished run whose files match it; otherwise RunError. kinds: as in `check_outputs`."""
     folder = Path(folder)
     if fault := record_fault(folder):
-        raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with these parameters", folder)
+        raise RunError(f"{folder}/run.json: {fault}. Run the notebook again with the same parameters", folder)
     record = read_run(folder)
     if record.get("status") != "ok":
         state = f"its status is {record['status']!r}" if record else "there is no record"
@@ -307,7 +307,7 @@ def _as_it_is(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
     if record.get("status") != "running" or is_held(folder):
         return record
     record = read_run(folder)  # the run may have ended between the two checks
-    message = "its process ended without a word: killed, or the machine stopped. The same command goes on"
+    message = "its process was killed, or the machine stopped. Repeat the command to continue the run"
     ended = {"status": "failed", "error": {"type": "Stopped", "message": message, "cell": None}}
     return record | (ended if record.get("status") == "running" else {})
 
