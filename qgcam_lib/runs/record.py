@@ -204,15 +204,17 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 # %% ../../nbs/lib/runs/03_record.ipynb #7dd28081
 def record_fault(folder: str | Path) -> str:
     """Why the run in `folder` cannot be listed, in a few words; "" if it can, or without a record."""
-    if not (Path(folder) / RUN_FILE).is_file():
+    path = Path(folder) / RUN_FILE
+    if not path.is_file():
         return ""
     try:
-        _Record.model_validate(read_json(Path(folder) / RUN_FILE), strict=True)
+        _Record.model_validate(read_json(path), strict=True)
     except FormatError as error:
-        return str(error)
+        return str(error).removeprefix(f"{path}: ")
     except ValidationError as error:
         first = error.errors()[0]
-        return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
+        field, problem = ".".join(map(str, first["loc"])), first["msg"].replace("Field required", "it is missing")
+        return f"field `{field}`: {problem}" if field else "expected a JSON object with the record of a run"
     return ""
 
 # %% ../../nbs/lib/runs/03_record.ipynb #7b2f67aa
