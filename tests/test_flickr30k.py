@@ -480,7 +480,7 @@ def test_another_layout_is_told_what_was_expected_and_found(root, tmp_path):
             load_dataset(folder)
     with pytest.raises(ExampleError, match="no such folder"):
         load_dataset(tmp_path / "nowhere")
-    with pytest.raises(ExampleError, match="lists here: test"):
+    with pytest.raises(ExampleError, match="the folder has lists for: test"):
         load_dataset(root, "val")
     with pytest.raises(ExampleError, match="no known layout"):
         verify_dataset(root / "images")

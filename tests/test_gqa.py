@@ -72,7 +72,7 @@ def test_test_splits_have_questions_only(tmp_path):
     question, = Gqa(tmp_path, "test")
     assert (question.answer, question.semantic, question.program) == ("", "", ())
     for asked in (Gqa(tmp_path, "test"), []):
-        with pytest.raises(ExampleError, match="no answer"):
+        with pytest.raises(ExampleError, match="no answer|no questions"):
             Classes(asked)
 
 

@@ -268,7 +268,7 @@ def test_a_picture_that_was_exchanged_is_refused(root, tmp_path):
     examples = list(Flickr30kEntities(root))
     run(RandomMap(), examples, store=tmp_path / "s")
     Image.new("RGB", (64, 52)).save(root / "images" / "1.jpg")
-    with pytest.raises(StoreError, match="1.jpg with .* bytes, which now has"):
+    with pytest.raises(StoreError, match="1.jpg had .* bytes; this file now has"):
         run(RandomMap(), examples, store=tmp_path / "s")
 
 

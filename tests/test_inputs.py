@@ -261,7 +261,7 @@ def test_the_miniworld_is_known_by_its_recipe_drawn_when_it_is_used_and_then_che
     kept = picture.read_bytes()
     for damage in (picture.unlink, lambda: picture.write_bytes(kept + b" ")):
         damage()
-        with pytest.raises(FileFault, match="since this data set was drawn"):
+        with pytest.raises(FileFault, match="since this data set was generated"):
             recipe.bring()
     monkeypatch.setattr(generated, "_code", lambda module: "edited")
     assert spatial().entry() != before
@@ -384,7 +384,7 @@ FACTORIES = {"mine_a.py": "import numpy as np\nfrom mine_b import *\nfrom os.pat
     ("q_groundcam", {"split": "foo"}, "no split 'foo'.*train, val, test"),
     ("q_groundcam", {"dataset": "miniworld-spatialsense"}, "no split 'test'.*triplets"),
     ("q_groundcam", {"dataset": "miniworld-tricd"}, "no grounding examples"),
-    ("q_groundcam", {"dataset": "bare"}, "bare: 0 of 4 pictures.*first .*[.]jpg.*`qgcam data verify .*bare`"),
+    ("q_groundcam", {"dataset": "bare"}, "bare: none of the 4 images.*[.]jpg.*`qgcam data verify .*bare`"),
     ("probe_background", {"subset": "foo"}, "no subset 'foo'.*val2014"),
     ("q_groundcam", {"device": "cuda:99"}, "`device`.*cuda:99"),
     ("q_groundcam", {"model": "mine_a:make", "weights": "random"}, "weights.*'random'"),

@@ -75,7 +75,7 @@ def test_what_is_refused_leaves_the_store_as_it_was(store, ids, maps):
 
 def test_maps_of_other_settings_are_refused(store):
     store.bind({"model": "a"})
-    with pytest.raises(StoreError, match="model is 'a' there and 'b' here"):
+    with pytest.raises(StoreError, match="model is 'a' in the store and 'b' now"):
         MapStore(store.folder).bind({"model": "b"})
     with pytest.raises(StoreError, match="other settings"):
         MapStore(store.folder, config={"model": "a", "layer": 8})

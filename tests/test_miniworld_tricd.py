@@ -407,7 +407,7 @@ def test_a_clone_of_the_authors_repository_is_read(tmp_path, root):
     (tmp_path / "val2017").symlink_to(root / "images")
     assert tricd_files(tmp_path, "val").verify().empty
     (tmp_path / "TRICD_grounding_val.json").write_text("{}")
-    with pytest.raises(ExampleError, match="2 times"):
+    with pytest.raises(ExampleError, match="2 files"):
         tricd_files(tmp_path, "val")
 
 

@@ -134,7 +134,7 @@ def test_only_the_best_boxes_are_kept(root, data, tmp_path):
         for phrase in np.unique(whole[id]["phrase_ids"]):  # three of each phrase, so that no weak phrase goes without
             best = np.sort(whole[id]["scores"][whole[id]["phrase_ids"] == phrase])[::-1][:3]
             np.testing.assert_array_equal(each["scores"][each["phrase_ids"] == phrase], best)
-    with pytest.raises(StoreError, match="max_boxes is 3 there and 4 here"):
+    with pytest.raises(StoreError, match="max_boxes is 3 in the store and 4 now"):
         run(Hashing(50), data, root, max_boxes=4, store=tmp_path / "s")
     with pytest.raises(ValueError, match="max_boxes: expected at least 1"):
         run(Hashing(), data, root, max_boxes=0)

@@ -120,7 +120,7 @@ def test_rows_and_stores_are_those_of_a_plain_loop(asked, tmp_path, monkeypatch)
 
 
 def test_memory_that_runs_out_halves_the_batch_once(asked):
-    with pytest.warns(UserWarning, match="4 pictures at once from here on"):
+    with pytest.warns(UserWarning, match="the batch size is now 4 images"):
         frame, sizes = run(asked, room=12, batch_images=8)
     assert sizes == [8, *[4] * 5] and frame.attrs["batch_halved_to"] == 4
     pd.testing.assert_frame_equal(frame, run(asked)[0])

@@ -364,8 +364,8 @@ def test_the_join_gives_ref_category_and_equal_candidates(folder, tmp_path):
 
 @pytest.mark.parametrize(("wrong", "reason"), [
     ({"annotation": "99", "ref": ""}, "unknown id"), ({"annotation": "", "ref": ""}, "unknown id"),
-    ({"annotation": "9"}, "ids do not fit"), ({"ref": "77"}, "unknown id"), ({"ref": "32"}, "ids do not fit"),
-    ({"group": "255"}, "ids do not fit"), ({"box": (5, 8, 30, 60)}, "another box")])
+    ({"annotation": "9"}, "ids do not match"), ({"ref": "77"}, "unknown id"), ({"ref": "32"}, "ids do not match"),
+    ({"group": "255"}, "ids do not match"), ({"box": (5, 8, 30, 60)}, "boxes do not match")])
 def test_what_does_not_fit_refcocog_is_named(folder, wrong, reason):
     with pytest.raises(ExampleError, match=f"example cup: {reason}"):
         join([replace(CUP, **wrong)], folder)
@@ -420,11 +420,11 @@ def test_judging_equals_a_literal_count(data, n_boxes, n_votes):
 
 
 @pytest.mark.parametrize(("votes", "needed", "words"), [
-    ({}, 3, "choices: expected those of one"), ({"cup": []}, 3, "choices: expected"),
-    ({"cup": [4]}, 1, "places 0 to 3"),
-    ({"cup": [-1]}, 1, "places 0 to 3"), ({"cup": ["1"]}, 1, "places 0 to 3"),
+    ({}, 3, "choices: expected the choices of at"), ({"cup": []}, 3, "choices: expected"),
+    ({"cup": [4]}, 1, "index, 0 to 3"),
+    ({"cup": [-1]}, 1, "index, 0 to 3"), ({"cup": ["1"]}, 1, "index, 0 to 3"),
     ({"cup": [0, 1, 2, 3]}, 2, "more than half"),
-    ({"cup": [0], "tea": [1]}, 1, "1 of no given expression")])
+    ({"cup": [0], "tea": [1]}, 1, "1 ids belong to none")])
 def test_choices_that_cannot_be_judged(votes, needed, words):
     with pytest.raises(ExampleError, match=words):
         judge([CUP], votes, needed)
@@ -464,7 +464,7 @@ def test_the_rules_part_for_two_reasons_alone(rows):
 def test_originals_with_capitals_match_nothing_as_in_the_authors_program():
     adv = [replace(CUP, id="a", split="adv", original="The cup on the saucer")]
     assert split_by_text([CUP], adv)[0].split == "easy"
-    with pytest.raises(ValueError, match="read the raw form"):
+    with pytest.raises(ValueError, match="Read them from the raw file"):
         split_by_text([CUP], [CUP])
 
 

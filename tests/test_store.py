@@ -125,9 +125,9 @@ def test_rows_of_other_settings_are_refused(store):
     store.bind({"model": "a", "block": 7})
     store.append(rows(0, 4))
     RecordStore(store.folder, config={"block": 7, "model": "a"})  # the order of the keys does not matter
-    with pytest.raises(StoreError, match="block is 7 there and 8 here"):
+    with pytest.raises(StoreError, match="block is 7 in the store and 8 now"):
         RecordStore(store.folder, config={"model": "a", "block": 8})
-    with pytest.raises(StoreError, match="protocol is 'missing' there and 'paper' here"):
+    with pytest.raises(StoreError, match="protocol is 'missing' in the store and 'paper' now"):
         store.bind({"model": "a", "block": 7, "protocol": "paper"})
     assert len(RecordStore(store.folder).done()) == 4, "reading needs no settings"
 

@@ -134,5 +134,5 @@ def test_missing_pictures_and_annotations_of_unlisted_ones_are_told(tmp_path):
     with pytest.raises(ExampleError, match="no grounding examples"):
         load_dataset(root)
     (root / "image_data.json").unlink()
-    with pytest.raises(ExampleError, match="expected image_data.json, found"):
+    with pytest.raises(ExampleError, match="expected a folder with image_data.json"):
         VisualGenome(root)

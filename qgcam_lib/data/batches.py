@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 # %% ../../nbs/lib/data/14_batches.ipynb #26d172dc
-def as_results(found: Any, n: int, verb: str, each: str = "one for each that was asked") -> list[Any]:
+def as_results(found: Any, n: int, verb: str, each: str = "one for each input") -> list[Any]:
     """The results of a model as a list of length n. verb: the method; each: what each result is for, as a text. Errors:
     ValueError for another number of results, or for an object that is not iterable."""
     try:
@@ -81,5 +81,5 @@ class BatchAsker:
             if type(error).__name__ != "OutOfMemoryError" or self.halved or self.size == 1:
                 raise
         self.size, self.halved = self.size // 2, True
-        warnings.warn(f"the device's memory ran out: {self.size} pictures at once from here on", stacklevel=4)
+        warnings.warn(f"out of device memory: the batch size is now {self.size} images", stacklevel=4)
         return self(ready)

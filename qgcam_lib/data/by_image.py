@@ -93,8 +93,9 @@ def check_options(options: dict[str, str], choices: dict[str, tuple[str, ...]] =
 def check_layout(folder: Path, names: Sequence[str], remedy: str) -> None:
     """Check that the files and folders of these names exist. Errors: ExampleError that lists the existing ones."""
     if missing := [name for name in names if not (folder / name).exists()]:
-        inside = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) if folder.is_dir() else "no such folder"
-        raise ExampleError(f"expected {', '.join(missing)}, found {inside or 'nothing'}", file=folder, remedy=remedy)
+        inside = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) if folder.is_dir() else ""
+        there = f"it contains {inside or 'nothing'}" if folder.is_dir() else "there is no such folder"
+        raise ExampleError(f"expected a folder with {', '.join(missing)}, but {there}", file=folder, remedy=remedy)
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #00c6b998
 class ByImage:

@@ -161,8 +161,8 @@ def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) ->
     if str(name_or_path) in NAMES or not path.is_file():
         path = dataset_folder(name_or_path, data_root=data_root) / "annotations" / "captions_train2014.json"
     if not path.is_file():
-        raise ExampleError("no captions to count from", file=path,
-                           remedy="Give a file of captions, or a folder of COCO with captions_train2014.json")
+        raise ExampleError("there is no such file of captions", file=path, remedy="Give a file of captions, or a folder "
+                           "of COCO that contains annotations/captions_train2014.json")
     return path
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #3a1521cb
@@ -178,8 +178,9 @@ def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = 
     folder = dataset_folder(name_or_path or "miniworld-ref-adv", data_root=data_root)
     files = [file for name in (LABELLED_FILE, RAW_FILE) for file in sorted(folder.glob(f"{Path(name).stem}*.json"))]
     if not files:
-        raise ExampleError("no file of Ref-Adv", file=folder, remedy=f"Give a folder with {LABELLED_FILE} or {RAW_FILE}, "
-                           "or one of these files; `qgcam data fetch ref-adv` gets them or says how")
+        raise ExampleError("this folder contains no file of Ref-Adv", file=folder,
+                           remedy=f"Give {LABELLED_FILE}, {RAW_FILE}, or a folder that contains one of them. "
+                                  "Download them with `qgcam data fetch ref-adv`")
     return files
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #5a7d1e02

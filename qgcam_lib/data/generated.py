@@ -92,8 +92,8 @@ def bring(self: GeneratedRecipe, progress: bool = True) -> Path:
     self.draw(bool(note) and note.get("recipe") != now, progress)
     digest = files_fingerprint(self.files(), cache=settings.cache / "fingerprints.sqlite")
     if note.get("recipe") == now and note.get("sha256") != digest:
-        raise FileFault(f"{self.folder}: a file was changed, added or removed since this data set was drawn. Delete the "
-                        "folder, and it is drawn again; or copy it elsewhere and give the copy's path as the data set")
+        raise FileFault(f"{self.folder}: a file was changed, added or removed since this data set was generated. Delete "
+                        "the folder to generate it again, or use your version: copy it and give the copy's path")
     if note.get("recipe") != now:
         write_json(self.note, {"recipe": now, "sha256": digest})
     return self.folder

@@ -92,7 +92,7 @@ def _question_files(root: str | Path, split: str, balanced: bool = True) -> list
         if parts:
             return sorted(parts, key=lambda path: int(path.stem.rpartition("_")[2]))
     inside = ", ".join(sorted(p.name for p in Path(root).iterdir())[:12]) if Path(root).is_dir() else "no such folder"
-    raise ExampleError(f"expected {name}.json, or the folder {name}, found {inside or 'nothing'}", file=root,
+    raise ExampleError(f"expected {name}.json or a folder {name}, found {inside or 'nothing'}", file=root,
                        remedy="Give the folder of GQA's questions; `qgcam_lib.miniworld.ensure_gqa` makes a small one")
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #11261cb0
@@ -143,7 +143,7 @@ class Classes:
     def __init__(self, questions: Iterable[Question]):
         counts = Counter(question.answer for question in questions)
         if not counts or "" in counts:
-            raise ExampleError(f"{counts.get('', 0) or 'all'} of the questions have no answer",
+            raise ExampleError(f"{counts['']} questions have no answer" if counts else "there are no questions",
                                remedy="Take the classes from a split with answers: train, val or testdev")
         self.counts = dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
         self.names = list(self.counts)
@@ -174,7 +174,8 @@ def scene_graphs(root: str | Path, split: str) -> Iterator[tuple[str, dict]]:
     places = [folder / f"{split}_sceneGraphs.json" for folder in (Path(root), Path(root) / "sceneGraphs")]
     path = next((path for path in places if path.is_file()), None)
     if path is None:
-        raise ExampleError(f"there is no {split}_sceneGraphs.json", file=root, remedy="GQA has those of train and val")
+        raise ExampleError(f"there is no {split}_sceneGraphs.json", file=root,
+                           remedy="GQA publishes scene graphs for train and val only: use one of these splits")
     for image, graph in read_entries(path, "{}"):
         checked(_Graph, graph, f"image {image}", path)
         yield image, graph

@@ -116,11 +116,10 @@ def folders_of(images: str | Path | Sequence[str | Path]) -> list[Path]:
     """One folder or several, as a list. Errors: ValueError for none, FileNotFoundError for a missing one."""
     folders = [Path(images)] if isinstance(images, str | Path) else [Path(folder) for folder in images]
     if not folders:
-        raise ValueError("images: expected the folder of the pictures, or several, got none")
+        raise ValueError("images: expected one or more folders of images, got none")
     for folder in folders:
         if not folder.is_dir():
-            raise FileNotFoundError(f"images: expected the folder of the pictures, got {str(folder)!r}, which is not "
-                                    "a folder")
+            raise FileNotFoundError(f"images: expected an existing folder of images, got {str(folder)!r}")
     return folders
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #7be91d35
@@ -178,9 +177,10 @@ class ResumeStore:
         now = file_length(picture.path) if answered else None
         for id, size in answered.items():
             if size != now:
-                raise StoreError(f"{place_of(self.store.folder)}: the row {shown(id)} was made from "
-                                 f"{picture.path.name[-60:]} with {size} bytes, which now has {now} (-1: missing). "
-                                 "Put that picture back, or use another folder")
+                state = "is now missing" if now < 0 else f"now has {now}"
+                raise StoreError(f"{place_of(self.store.folder)}: row {shown(id)} was computed when "
+                                 f"{picture.path.name[-60:]} had {size} bytes; this file {state}. "
+                                 "Restore the file, or use another store folder")
         mapped = self.maps if self.maps is not None else answered
         return [id for id in picture.ids if id not in answered or id not in mapped]
 

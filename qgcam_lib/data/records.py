@@ -67,7 +67,7 @@ def checked_boxes(boxes, size: tuple[int, int], example: str = "", file: str | P
     if outside.any():
         box = array[outside][0].tolist()
         raise ExampleError(f"boxes: expected boxes inside the picture of height {height} x width {width}, got {box}",
-                           example, file, "Is the size (height, width)? Cut boxes that stick out with clip_boxes")
+                           example, file, "Is `size` (height, width)? Use clip_boxes for boxes that extend beyond the image")
     return array
 
 # %% ../../nbs/lib/data/01_records.ipynb #db23de57
@@ -190,8 +190,8 @@ def check_pictures(pictures: Iterable[Path], where: str | Path) -> None:
     """
     places = [*dict.fromkeys(pictures)]
     if places and not any(place.is_file() for place in places):
-        raise ExampleError(f"0 of {len(places)} pictures can be read, first {places[0].absolute()}", file=where,
-                           remedy=f"Put them there; `qgcam data verify {where}` names each")
+        raise ExampleError(f"none of the {len(places)} images exists, for example {places[0].absolute()}", file=where,
+                           remedy=f"Put the images there; `qgcam data verify {where}` lists the missing ones")
 
 # %% ../../nbs/lib/data/01_records.ipynb #f1e707f3
 @runtime_checkable

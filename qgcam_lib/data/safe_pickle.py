@@ -67,10 +67,10 @@ def read_plain_bytes(data: bytes, *, source: str = "the pickle") -> Any:
             raise FormatError(f"has {len(data):,} bytes, the limit is {MAX_BYTES:,}")
         return _Reader(data).load()
     except FormatError as error:
-        raise FormatError(f"{source} {error}. It was not opened further; fetch it from its source") from None
+        raise FormatError(f"{source} {error}. Reading stopped; download the file from its official source") from None
     except KeyError as error:
-        raise FormatError(f"{source} asks for more than plain data (instruction {error}). It was not opened further; "
-                          "fetch it from its source") from None
+        raise FormatError(f"{source} asks for more than plain data (instruction {error}). Reading stopped; download "
+                          "the file from its official source") from None
     except Exception as error:  # invalid opcodes may raise any exception
         why = f"{type(error).__name__} {error}".strip()[:200]
         raise FormatError(f"{source} is cut off, damaged or no pickle ({why}). Fetch the file again") from error

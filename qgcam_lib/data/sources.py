@@ -95,8 +95,8 @@ def _agree(source: DataSource, confirm: Confirm) -> None:
 
     answer = requests.head(source.address, allow_redirects=True, timeout=20)
     length = answer.headers.get("Content-Length")
-    says = f"says {int(length):,} bytes" if length else "does not say it either"
-    question = f"{source.name}: no source states its size; the server {says} ({source.address})"
+    says = f"reports {int(length):,} bytes" if length else "does not report it either"
+    question = f"{source.name}: data/sources.toml does not state its size; the server {says} ({source.address})"
     if not (confirm(question) if callable(confirm) else confirm):
         raise SourceError(f"{question}. Nothing was fetched. To agree: `qgcam data fetch {source.name} --yes`, or "
                           "fetch(..., confirm=True)")
@@ -188,8 +188,8 @@ def _record(source: DataSource, file: Path, data_root: Path) -> None:
     before = entries.get(source.name, {})
     if not (source.sha256 or source.md5) and before.get("sha256", digest) != digest:
         file.unlink()
-        raise SourceError(f"{source.name}: another file than on {before['fetched']}, when its sha256 was "
-                          f"{before['sha256']}; it was deleted. To accept it, delete the entry in raw/fetched.json")
+        raise SourceError(f"{source.name}: the downloaded file differs from that of {before['fetched']} (sha256 "
+                          f"{before['sha256']}) and was deleted. To accept it, delete the entry in raw/fetched.json")
     entries[source.name] = {"address": source.address, "file": file.name, "bytes": file.stat().st_size,
                             "sha256": digest, "fetched": datetime.now(UTC).date().isoformat()}
     write_json(data_root / "raw" / "fetched.json", dict(sorted(entries.items())))
@@ -211,7 +211,7 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
         raise SourceError(f"no source {name!r}; there are {', '.join(sources)}")
     source = sources[name]
     if source.by_hand or source.by_library:
-        how = "only be fetched by hand; see manual_steps" if source.by_hand else "be left to load_model"
+        how = "only be downloaded manually; see manual_steps" if source.by_hand else "only be downloaded by load_model"
         raise SourceError(f"{name} can {how}")
     place, downloads = data_root / source.place, data_root / "raw" / "downloads"
     try:
@@ -225,6 +225,6 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
             if not keep:
                 file.unlink()
     except OSError as error:
-        raise SourceError(f"{name}: {error}. Make room or allow writing there, or give another folder (--data-root, "
-                          "the setting data_root)") from error
+        raise SourceError(f"{name}: {error}. Free some space or allow writing there, or give another folder "
+                          "(--data-root, the setting data_root)") from error
     return place

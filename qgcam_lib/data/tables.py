@@ -17,8 +17,10 @@ from ..storage.files import parse_json, read_json, regular_bytes
 
 # %% ../../nbs/lib/data/13_tables.ipynb #5bb4b5de
 def _from_records(records: list, where: str | Path) -> pd.DataFrame:
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise FormatError(f"{where}: expected a list of objects, one a row")
+    wrong = [one for one in records if not isinstance(one, dict)] if isinstance(records, list) else [records]
+    if wrong:
+        given = f"{'a list with ' * isinstance(records, list)}{type(wrong[0]).__name__}"
+        raise FormatError(f"{where}: expected a JSON list with one object {{…}} per row, got {given}")
     return pd.DataFrame.from_records(records)
 
 
@@ -42,7 +44,7 @@ def _read(path: Path, texts: list[str]) -> pd.DataFrame:
     frame = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=dict.fromkeys(texts, "str"),
                         keep_default_na=False, na_values=["", "NaN", "nan"])
     if len(frame) and not isinstance(frame.index, pd.RangeIndex):
-        raise FormatError(f"{path}: its rows have more cells than the header has names")
+        raise FormatError(f"{path}: the rows have more cells than the header has names")
     return frame
 
 # %% ../../nbs/lib/data/13_tables.ipynb #73af1c5f
@@ -51,7 +53,7 @@ def _open(path: Path, kinds: Mapping[str, type]) -> pd.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix not in SUFFIXES:
-        raise FormatError(f"{path}: expected a table in a file {', '.join(SUFFIXES)}, got another suffix")
+        raise FormatError(f"{path}: expected a table with the extension {', '.join(SUFFIXES)}, got {path.suffix!r}")
     try:
         frame = _read(path, [name for name, kind in kinds.items() if kind is str])
     except (FormatError, MissingExtra):

@@ -82,7 +82,7 @@ def load_tagger(name: str = "auto") -> Tagger:
             return TAGGERS[one]()
         except (ImportError, LookupError, OSError) as error:
             problem = error
-    raise SourceError(f"the tagger {name!r} cannot run: {str(problem).strip()[:120]}. Its data are fetched by: "
+    raise SourceError(f"the tagger {name!r} cannot run: {str(problem).strip()[:120]}. Fetch its data with: "
                       f"{_FETCH.get(name, _FETCH['hanta'])}") from problem
 
 # %% ../../nbs/lib/data/09_taggers.ipynb #2bba957c

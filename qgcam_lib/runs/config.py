@@ -62,7 +62,7 @@ def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Par
         name: "" if value is None else value for name, value in config.items()})
     data, only = values["data"], values["only"]
     if [] in (values["models"], values["splits"]):
-        raise ParameterError("models, splits: expected at least one, got none.")
+        raise ParameterError("models, splits: expected at least one model and one split, got none.")
     if values["shards"] < 1:
         raise ParameterError(f"shards: expected at least 1, given {values['shards']}.")
     if data and not Path(data).expanduser().is_dir():
@@ -131,7 +131,7 @@ def engine_path(folder: str | Path) -> str:
     path = Path(os.path.relpath(folder)).as_posix()
     path = Path(folder).absolute().as_posix() if path.startswith("-") else path
     if wrong := sorted({letter for letter in path if letter in "{}" or ord(letter) < 32 or ord(letter) == 127}):
-        raise ParameterError("outputs: expected a folder without braces and control characters, which the engine "
-                             f"cannot write, given {str(folder)!r} with {wrong[0]!r}. Set QGCAM_OUTPUTS, or `outputs` "
-                             "in settings.ini, to another one")
+        raise ParameterError("outputs: expected a path without braces and control characters, given "
+                             f"{str(folder)!r} with {wrong[0]!r}. Set QGCAM_OUTPUTS, or `outputs` in settings.ini, to "
+                             "another folder")
     return path

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 def _checked_name(name: str) -> str:
     """`name` if it is a valid file name on every system; otherwise ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise ValueError(f"argument `name`: expected letters, digits, - and _, given {name!r}. It becomes a file's "
-                         "name; the words for the reader go into `caption`.")
+        raise ValueError(f"argument `name`: expected letters, digits, - and _, given {name!r}. It becomes a file "
+                         "name; put a text for the reader into `caption`.")
     return name
 
 # %% ../../nbs/lib/runs/04_current.ipynb #be059463
@@ -177,8 +177,8 @@ def hold_lock(path: Path, busy: str, wait: float = 0.0) -> Iterator[int]:
             if time.monotonic() > deadline:
                 owner = os.read(lock, 1000).decode(errors="replace").strip() or "unknown"
                 os.close(lock)
-                raise RunError(f"{busy} ({owner}). Wait until it has ended, or end it; a later call then goes on from "
-                               "what is there.", path.parent) from None
+                raise RunError(f"{busy} ({owner}). Wait until it has ended, or end it; the next call then continues "
+                               "from the stored results.", path.parent) from None
             time.sleep(0.1)
         os.close(lock)
     try:
@@ -205,8 +205,8 @@ def _notebook_file(name: str | Path) -> Path:
         if path.suffix == ".ipynb" and path.is_file():
             return path.resolve()
     raise RunError(f"argument `name`: expected the name or path of this notebook, given {str(name)!r}; "
-                   f"{Path.cwd()} and nbs/papers have no {places[1].name}. Save the notebook and give its path, or run "
-                   "it with `qgcam run`.", Path.cwd())
+                   f"there is no {places[1].name} in {Path.cwd()} or nbs/papers. Save the notebook and give its path, "
+                   "or run it with `qgcam run`.", Path.cwd())
 
 # %% ../../nbs/lib/runs/04_current.ipynb #d0032002
 def _injected(namespace: Mapping[str, Any], parameters: Mapping[str, Any], source: str) -> list[str]:

@@ -195,8 +195,8 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
         raise ParameterError(f"parameter `{parameter.name}`{where}: expected {expected}, given {value!r:.200} "
                              f"({type(value).__name__}). {detail}{remedy}") from error
     except (TypeError, NameError, SyntaxError, ImportError, AttributeError) as error:
-        raise ParameterError(f"parameter `{parameter.name}`: the annotation {parameter.type} is none that a parameter "
-                             "can have. Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
+        raise ParameterError(f"parameter `{parameter.name}`: a parameter cannot have the type {parameter.type}. "
+                             "Use str, bool, int, float, list, tuple, dict, Literal, or a union.") from error
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #1632da07
 def read_notebook(notebook: str | Path | Any) -> Any:
@@ -268,8 +268,8 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins
         default = ast.literal_eval(value)
     except (ValueError, TypeError) as error:
         raise ParameterError(f"parameter `{target}`: expected a literal default, given the expression "
-                             f"`{ast.unparse(value):.200}`. It would not follow when a parameter in it is changed: "
-                             "derive it in the next cell.") from error
+                             f"`{ast.unparse(value):.200}`, which would not change together with the parameters in it. "
+                             "Compute it in the next cell.") from error
     parameter = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""), origins)
     coerce(parameter, default, text=False)
     return parameter

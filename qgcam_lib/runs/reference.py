@@ -288,7 +288,8 @@ def compare_with_reference(folder: str | Path, reference: str | Path) -> list[Di
     folder, reference = Path(folder), Path(reference)
     record, about = finished_run(folder, ("table",)), read_reference(reference)
     if not about:
-        raise RunError(f"run {folder.name}: {reference} holds no reference. Store its page: make papers", folder)
+        raise RunError(f"run {folder.name}: {reference} has no reference for this run. Create it with: make papers",
+                       folder)
     both = about, record
     values = [{name: value for name, value in each["parameters"].items() if name != "runs"} for each in both]
     differences = [Difference("parameters", name, values[0].get(name, "not there"), values[1].get(name, "gone"))

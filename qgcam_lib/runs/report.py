@@ -238,7 +238,7 @@ def write_report(folders: Sequence[str | Path], page: str | Path, contents: Cont
                            "within its folder. Gather it there: qgcam run NOTEBOOK --gather FOLDER", folder)
         runs.append(GatheredRun(folder, "/".join(parts), record))
     if not runs:
-        raise RunError(f"no run is left for {page}. Make them again: make reproduce", page.parent)
+        raise RunError(f"{page}: none of the given runs is valid. Compute them again: make reproduce", page.parent)
     runs.sort(key=lambda run: contents.place(run.notebook))
     for notebook in dict.fromkeys(run.notebook for run in runs):
         mine = [run for run in runs if run.notebook == notebook]

@@ -167,7 +167,7 @@ def _up_to_asking(notebook: Path, folder: Path) -> Path:
     """A copy in `folder` of the notebook up to its last cell tagged `asks`, the part that a shard executes."""
     if not asks(notebook):
         raise ParameterError(f"shard: {notebook.name} has no cell tagged `asks`, so it cannot be split into shards. "
-                             "Tag the last cell that asks a model about pictures and keeps the answers in a store")
+                             "Tag the last cell that queries a model about images and stores the answers")
     node = read_notebook(notebook)
     node.cells = node.cells[:_asking(notebook) + 1]
     return write_whole(folder / notebook.name, json.dumps(node))

@@ -66,7 +66,7 @@ class Sized:
 
     def __post_init__(self):
         if self.height * self.width > MAX_PIXELS:
-            raise ValueError(f"expected a height and width of {MAX_PIXELS} pixels at most, got {self.size}")
+            raise ValueError(f"expected height x width of at most {MAX_PIXELS} pixels, got {self.size}")
 
     @property
     def size(self) -> tuple[int, int]:

@@ -38,8 +38,8 @@ def disk_errors(path: str | Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        raise DiskError(f"{path}: cannot be written ({error.strerror}). Make room or allow writing there, or name a "
-                        "folder on another disk; what was written whole is kept") from error
+        raise DiskError(f"{path}: cannot be written ({error.strerror}). Free some space or allow writing there, or "
+                        "name a folder on another disk. Complete files are kept") from error
 
 # %% ../../nbs/lib/storage/01_files.ipynb #d15c0006
 def check_writable(path: str | Path, name: str = "path") -> None:
@@ -51,7 +51,7 @@ def check_writable(path: str | Path, name: str = "path") -> None:
     place = next(one for one in (path, *path.parents) if one.exists())
     place = path.parent if place == path and path.is_file() else place
     if not place.is_dir():
-        raise DiskError(f"{name}: {path} cannot be made, because {place} is a file. Name another folder")
+        raise DiskError(f"{name}: {path} cannot be created, because {place} is a file. Name another folder")
     with disk_errors(f"{name}: {path}"), tempfile.TemporaryFile(dir=place, prefix="."):
         pass
 
@@ -139,7 +139,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
 
 
 def _no_constant(text: str) -> float:
-    raise ValueError(f"expected numbers, got {text}, which is no JSON")
+    raise ValueError(f"expected a number, got {text}, which JSON does not allow")
 
 # %% ../../nbs/lib/storage/01_files.ipynb #c0a1b2e2
 @contextlib.contextmanager

@@ -28,11 +28,11 @@ def rle_counts(text: str | bytes) -> list[int]:
     for byte in data:
         bits = byte - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"expected a compressed RLE, got the character {chr(byte)!r} in it")
+            raise ValueError(f"compressed RLE: expected characters from '0' to 'o', got the character {chr(byte)!r}")
         value |= (bits & 31) << shift
         shift += 5
         if shift > 60:
-            raise ValueError("expected run lengths below 2**60, got a longer number in the compressed RLE")
+            raise ValueError("compressed RLE: expected run lengths below 2**60, got a larger number")
         if bits & 32:
             continue
         if bits & 16:
@@ -40,7 +40,7 @@ def rle_counts(text: str | bytes) -> list[int]:
         counts.append(value + (counts[-2] if len(counts) > 2 else 0))
         value = shift = 0
     if shift:
-        raise ValueError("the compressed RLE ends within a number")
+        raise ValueError("compressed RLE: the text ends within a number; is it truncated?")
     return counts
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #af096e75
@@ -51,14 +51,14 @@ def rle_mask(rle: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     integers >= 0, or counts that do not add up to the number of pixels.
     """
     if rle.get("size") != list(size) and rle.get("size") != tuple(size):
-        raise ValueError(f"expected the size {list(size)} of the picture (height, width), got {rle.get('size')!r:.60}")
+        raise ValueError(f"RLE size: expected {list(size)}, the image's height and width, got {rle.get('size')!r:.60}")
     counts = rle.get("counts")
     if isinstance(counts, str | bytes):
         counts = rle_counts(counts)
     if not isinstance(counts, list) or not all(type(one) is int and one >= 0 for one in counts):
-        raise ValueError(f"expected counts as whole numbers from 0 on or as text, got {str(counts)[:60]}")
+        raise ValueError(f"RLE counts: expected a list of integers >= 0 or a text, got {str(counts)[:60]}")
     if sum(counts) != size[0] * size[1]:
-        raise ValueError(f"expected counts that add up to {size[0]} x {size[1]} pixels, they make {sum(counts)}")
+        raise ValueError(f"RLE counts: expected counts that add up to {size[0]} x {size[1]} pixels, got the sum {sum(counts)}")
     return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size[::-1]).T
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #5517aa43
@@ -78,8 +78,8 @@ def polygons_mask(polygons: Sequence[Sequence[float]], size: tuple[int, int]) ->
     lists = checked(Polygons, polygons)
     for number, corners in enumerate(lists):
         if len(corners) % 2 or np.abs(corners).max() > _FAR * max(size):
-            raise ValueError(f"polygon {number}: expected x0, y0, x1, y1, ... in pixels of a picture {size[1]} x "
-                             f"{size[0]}, got {corners!r:.60}")
+            raise ValueError(f"polygon {number}: expected pairs of coordinates x, y between -{_FAR * max(size)} and "
+                             f"{_FAR * max(size)} pixels, got {corners!r:.60}")
     return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(lists, *size))).astype(bool)
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #99417402
@@ -216,7 +216,7 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
         one = all_at_once[number] if all_at_once else checked(kind, row, where, file, "Repair the file")
         for name, ids in references:
             if getattr(one, name) not in ids:
-                raise ExampleError(f"field {name!r}: {getattr(one, name)} is not in the file", where, file)
+                raise ExampleError(f"field {name!r}: the file has no {name.removesuffix('_id')} with id {getattr(one, name)}", where, file)
         if one.id in used_ids:
             raise ExampleError("field 'id': it is used twice", where, file)
         used_ids.add(one.id)
@@ -241,7 +241,7 @@ def read_instances(path: str | Path) -> CocoInstances:
     images, objects = _images(content.images, file), {}
     categories = {one.id: one.name for one in sorted(content.categories, key=lambda one: one.id)}
     if not len(content.categories) == len(categories) == len(set(categories.values())):
-        raise ExampleError("categories: expected each number and each name once", file=file)
+        raise ExampleError("categories: expected distinct ids and distinct names, but one occurs twice", file=file)
     rows = list(_read(_Object, content.annotations, file, images, categories))
     for one, box in zip(rows, xywh_to_xyxy([one.bbox for one in rows] or np.zeros((0, 4))).tolist()):
         objects.setdefault(one.image_id, []).append(CocoObject(

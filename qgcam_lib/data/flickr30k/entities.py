@@ -88,8 +88,8 @@ class Flickr30kEntities(ByImage):
         path = self.folder.split_list(self.split)
         if not path.is_file():
             lists = ", ".join(self.folder.splits()) or "none"
-            raise ExampleError(f"there is no list for the split {self.split!r} (lists here: {lists})", file=path,
-                               remedy='Write one image id a line, or use split="all"')
+            raise ExampleError(f"there is no list for the split {self.split!r}; the folder has lists for: {lists}",
+                               file=path, remedy='Create this file with one image id per line, or use split="all"')
         return read_split(path)
 
     def _image_of(self, id: str) -> str | None:

@@ -61,7 +61,7 @@ def parse_sentence(line: str) -> tuple[str, list[Phrase]]:
             phrase["end"] = len(text)
         else:
             if token == "]" and not opened:
-                raise FormatError(f"a bracket is closed that was never opened, after {text[-40:]!r}")
+                raise FormatError(f"a closing bracket has no opening bracket, after {text[-40:]!r}")
             if line.startswith("[/EN", match.start()):
                 raise FormatError(f"expected [/EN#id/type words], got {line[match.start():][:40]!r}")
             text += " " if gap and text else ""

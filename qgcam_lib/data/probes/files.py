@@ -47,8 +47,8 @@ def _rows(path: Path, form: str | None) -> tuple[str, list[tuple[str, dict]]]:
     first = set(pairs[0][1]) if pairs else set()
     detected = form or next((name for name, keys in _KEYS.items() if keys <= first), "")
     if pairs and (not detected or (detected == "relation") != isinstance(content, dict)):
-        raise FormatError(f"{path}: expected a file of the form {form or ' or '.join(FORMS)}, got {type(content).__name__}"
-                          f" of records with {sorted(first)}")
+        raise FormatError(f"{path}: expected a probe file of the form {form or ' or '.join(FORMS)}, got a "
+                          f"{type(content).__name__} whose first record has the keys {', '.join(sorted(first))}")
     return detected, pairs
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #0fa10f24
@@ -84,7 +84,7 @@ def _prompt_table(groups: Sequence[ContextGroup], extra: Mapping[str, str] | Non
     there = read_prompt_classes(beside) if beside.is_file() else table
     if table.items() <= there.items():
         return there
-    raise FormatError(f"{beside}: other classes or prompts stand there, for another file in this folder. Write to "
+    raise FormatError(f"{beside} already has other classes or prompts, used by another file in this folder. Write to "
                       "another folder")
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #9c1b6b16
@@ -103,8 +103,8 @@ def read_groups(path: str | Path, kind: str | None = None, *, images: str | Path
     if kind is not None and kind not in FORMS:
         raise ValueError(f"kind: expected one of {', '.join(FORMS)}, got {kind!r}")
     if path.suffix in SUFFIXES and path.suffix != ".json":
-        raise FormatError(f"{path}: expected the JSON of the groups, got a table; are the two arguments exchanged? The "
-                          "scores come first")
+        raise FormatError(f"{path}: expected the JSON file of the groups, got a table. Give the scores as the first "
+                          "argument and the groups as the second")
     form, rows = _rows(path, kind)
     notes = []
     try:

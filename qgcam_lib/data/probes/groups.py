@@ -26,7 +26,7 @@ def picture_name(name: str) -> str:
         for part in name.split("/"):
             plain_name(part)
     except ValueError as error:
-        raise ValueError("expected the name of a picture below its folder") from error
+        raise ValueError("expected the path of an image below its folder, without '..'") from error
     return name
 
 
@@ -127,11 +127,11 @@ class ContextGroup:
         check_fields(self)
         problem = ""
         if len(self.classes) != len(self.prompts):
-            problem = f"prompts: expected one a class, got {len(self.prompts)} for {len(self.classes)} classes"
+            problem = f"prompts: expected one per class, got {len(self.prompts)} for {len(self.classes)} classes"
         if len(set(self.classes)) < len(self.classes):
-            problem = "classes: one is named twice"
+            problem = "classes: expected distinct names, got one twice"
         if strange := set(self.present) - set(self.classes):
-            problem = f"present: {min(strange)!r} is none of the {len(self.classes)} classes asked"
+            problem = f"present: {min(strange)!r} is not among the {len(self.classes)} names in `classes`"
         if problem:
             raise ExampleError(problem, self.id[:60])
 

@@ -38,14 +38,13 @@ def _candidates(boxes: dict[str, Xywh], id: str) -> dict[str, Box]:
     """Return number -> box as half-open xyxy, in the order of the numbers, which must be 1, 2, 3, ..."""
     numbers = [str(place + 1) for place in range(len(boxes))]
     if set(boxes) != set(numbers):
-        raise ExampleError(f"boxes: expected the numbers 1 to {len(boxes)}, got {', '.join(boxes):.60}", id)
+        raise ExampleError(f"boxes: expected boxes numbered 1 to {len(boxes)}, got the numbers {', '.join(boxes):.60}", id)
     return {number: tuple(xywh_to_xyxy(boxes[number]).tolist()) for number in numbers}
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #b1e1c257
 def _target(boxes: Mapping[str, Box], number: str, id: str) -> Box:
     if (place := number.removesuffix(".0")) not in boxes:
-        raise ExampleError(f"target: expected one of the numbers 1 to {len(boxes)}, got {number!r:.60}: it is not among "
-                           "the candidates", id)
+        raise ExampleError(f"target: expected the number of a candidate box, 1 to {len(boxes)}, got {number!r:.60}", id)
     return boxes[place]
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #1cad3cd9
@@ -117,9 +116,9 @@ def _findings(expressions: Sequence[Expression]) -> list[str]:
     boxes = np.array([box for one in expressions for box in one.candidates]).reshape(-1, 4)
     low, extent = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     copies = len(expressions) - len({(one.image, one.text, one.candidates, one.box, one.split) for one in expressions})
-    checks = {"all boxes are wider than what is left of them and higher than what is above: are they corners, x0, y0, "
-              "x1, y1, where x, y, width, height is expected?": len(boxes) >= 20 and bool((extent > low).all()),
-              f"{copies} of {len(expressions)} records are copies of others: was a file joined to itself?":
+    checks = {"in every box, the third number is larger than the first and the fourth larger than the second: are these "
+              "x0, y0, x1, y1 instead of x, y, width, height?": len(boxes) >= 20 and bool((extent > low).all()),
+              f"{copies} of {len(expressions)} records are duplicates: was a file appended to itself?":
                   copies > 0.1 * len(expressions)}
     return [text for text, wrong in checks.items() if wrong]
 
@@ -154,7 +153,8 @@ def hard_originals(adv: Sequence[Expression]) -> Expressions:
     originals, counts = {}, Counter()
     for one in adv:
         if not one.original:
-            raise ExampleError("original: expected the expression it was made from, got none", one.id,
+            raise ExampleError("original: expected the expression from which this adversarial one was written, got none",
+                               one.id,
                                remedy="Read the raw form, refcocog_adv_annotations.json")
         if (one.annotation, one.original) in originals:
             continue
@@ -222,11 +222,11 @@ class _RefIndex:
         """Return the ref that an expression belongs to; ExampleError for unknown or conflicting ids."""
         ref = self.refs.get(one.ref) if one.ref else self.of_annotation.get(one.annotation)
         if ref is None:
-            raise ExampleError(f"unknown id: no ref {one.ref!r} of annotation {one.annotation!r}", one.id,
-                               remedy="Is it the UMD division of RefCOCOg?")
+            raise ExampleError(f"unknown id: RefCOCOg has no ref {one.ref!r} with annotation {one.annotation!r}", one.id,
+                               remedy="Use the UMD split of RefCOCOg, refs(umd).p")
         if (str(ref.ann_id), str(ref.image_id)) != (one.annotation, one.group):
-            raise ExampleError(f"ids do not fit: ref {ref.ref_id} is of annotation {ref.ann_id} in picture {ref.image_id}, "
-                               f"the record of {one.annotation} in {one.group}", one.id)
+            raise ExampleError(f"ids do not match: in RefCOCOg ref {ref.ref_id} has annotation {ref.ann_id} and image "
+                               f"{ref.image_id}; this record has annotation {one.annotation} and image {one.group}", one.id)
         return ref
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #93686be1
@@ -239,7 +239,8 @@ def _target_object(one: Expression, objects: Sequence[AnnotatedObject]) -> Annot
     target = next((other for other in objects if other.id == one.annotation), None)
     if target is None or box_iou([target.box], [one.box])[0, 0] < SAME_OBJECT:
         state = "has no usable box" if target is None else f"has the box {[round(side, 2) for side in target.box]}"
-        raise ExampleError(f"another box: annotation {one.annotation} {state}, the record {list(one.box)}", one.id)
+        raise ExampleError(f"boxes do not match: in RefCOCOg annotation {one.annotation} {state}; this record has "
+                           f"{list(one.box)}", one.id)
     return target
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #93ba6a8c

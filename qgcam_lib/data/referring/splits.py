@@ -49,11 +49,11 @@ def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | N
 def _checked(expression: Expression, choices: Choices) -> list[int | None]:
     """Return the choices for an expression; ExampleError if there are none, or one is not a candidate."""
     if not choices.get(expression.id):
-        raise ExampleError("choices: expected those of one annotator or more, got none", expression.id)
+        raise ExampleError("choices: expected the choices of at least one annotator, got none", expression.id)
     for choice in (votes := list(choices[expression.id])):
         if choice is not None and not (isinstance(choice, int | np.integer) and 0 <= choice < len(expression.candidates)):
-            raise ExampleError(f"choices: expected places 0 to {len(expression.candidates) - 1} or None, got {choice!r}",
-                               expression.id)
+            raise ExampleError(f"choices: expected a candidate's index, 0 to {len(expression.candidates) - 1}, or None, "
+                               f"got {choice!r}", expression.id)
     return votes
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #f74c5dc5
@@ -61,8 +61,8 @@ def _judged(expression: Expression, votes: list[int | None], needed: int) -> dic
     """Return a row of `judge`."""
     right = expression.right()
     if 2 * needed <= len(votes):
-        raise ExampleError(f"needed: expected more than half of the {len(votes)} votes, got {needed}: an expression could "
-                           f"be located and not located", expression.id)
+        raise ExampleError(f"needed: expected more than half of the {len(votes)} votes, got {needed}. Otherwise an "
+                           "expression could be both easy and hard", expression.id)
     hits = sum(vote is not None and bool(right[vote]) for vote in votes)
     wrong = Counter(int(vote) for vote in votes if vote is not None and not right[vote])
     most = max(wrong.values(), default=0)
@@ -88,7 +88,7 @@ def judge(expressions: Sequence[Expression], choices: Choices, needed: int = 3) 
     Errors: ExampleError for an expression without choices or candidates, an index out of range, an unknown id.
     """
     if strange := sorted(set(choices) - {one.id for one in expressions}):
-        raise ExampleError(f"choices: {len(strange)} of no given expression", strange[0])
+        raise ExampleError(f"choices: {len(strange)} ids belong to none of the given expressions", strange[0])
     rows = [_judged(one, _checked(one, choices), needed) for one in expressions]
     columns = ["id", "group", "split", "boxes", "votes", "no_box", "right", "located", "agreement", "by_chance", "confused",
                "confused_votes", "confused_ties"]
@@ -149,8 +149,8 @@ def split_by_text(expressions: Sequence[Expression], adv: Sequence[Expression]) 
     """
     originals = {one.original for one in adv} - {""}
     if not originals:
-        raise ValueError(f"adv: expected expressions with their originals, got {len(adv)} without; read the raw form, "
-                         f"refcocog_adv_annotations.json")
+        raise ValueError(f"adv: none of the {len(adv)} expressions has its `original`. Read them from the raw file, "
+                         "refcocog_adv_annotations.json")
     hard = [one.text.strip().lower() in originals for one in expressions]
     return Expressions(replace(one, split="hard" if is_hard else "easy") for one, is_hard in zip(expressions, hard))
 

@@ -151,8 +151,8 @@ def _only(folder: Path, name: str) -> Path | None:
     paths = sorted(folder.rglob(name))
     if len(paths) > 1:
         places = ", ".join(path.relative_to(folder).as_posix() for path in paths)
-        raise ExampleError(f"{name} lies there {len(paths)} times: {places}", file=folder,
-                           remedy="Give the folder of the one that is meant")
+        raise ExampleError(f"the folder contains {len(paths)} files {name}: {places}", file=folder,
+                           remedy="Give the folder of the file that you mean")
     return paths[0] if paths else None
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #4531a989

@@ -78,8 +78,8 @@ def _rivals(pairs: Sequence[TricdPair], file: str) -> list[int]:
                 spans.setdefault(phrase.spans, n)
             for phrase in pair.phrases:
                 if phrase.spans not in spans:
-                    raise ExampleError(f"phrase {phrase.id} has spans {phrase.spans}, which no phrase of pair "
-                                       f"{pairs[partner].id} has, although both are about one caption", f"pair {pair.id}", file)
+                    raise ExampleError(f"phrase {phrase.id}: pair {pairs[partner].id} has the same caption, but no phrase "
+                                       f"with the spans {phrase.spans}", f"pair {pair.id}", file)
                 rivals.append(spans[phrase.spans])
     return rivals
 
@@ -220,7 +220,7 @@ def _box_fault(one: _Annotation, pair: _Pair | None) -> str:
     if not pair.positive:
         return f"the caption of pair {pair.id} is false, but this annotation gives it a box"
     if str(one.phrase_id) not in pair.phrases:
-        return f"names phrase {one.phrase_id}, which pair {pair.id} does not have; it has {', '.join(pair.phrases)}"
+        return f"phrase_id {one.phrase_id} is not a phrase of pair {pair.id}, which has {', '.join(pair.phrases)}"
     if width == 0 or height == 0:
         return f"bbox: expected a width and a height above 0, got {one.bbox}: nothing can overlap it"
     if x + width <= 0 or y + height <= 0 or x >= pair.width or y >= pair.height:
@@ -257,7 +257,8 @@ def load_tricd(path: str | Path) -> Tricd:
     for id, one in sorted(records.items()):
         place = one.group, one.side, one.positive
         if places.setdefault(place, id) != id:
-            problem = f"original_id {one.original_id!r:.60} with positive {one.positive} is that of pair {places[place]} too"
+            problem = (f"pair {places[place]} has the same original_id {one.original_id!r:.60} and the same positive "
+                       f"{one.positive}")
             raise ExampleError(problem, f"pair {id}", path)
         pairs.append(TricdPair(id, one.file_name, one.caption, one.source, _subset(one, path), *place[:2], one.positive,
                                one.size, _phrases(one, boxes.get(id, {}), path), one.contradiction))
