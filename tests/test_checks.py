@@ -61,11 +61,11 @@ def xywh(boxes):
 MISTAKES = {
     "sizes ten times too large": ("10% of the sides", lambda b, s: (b, s * 10)),
     "half of the size": ("50% of the sides", lambda b, s: (b / 2, s)),
-    "ten times too small": ("stick out", lambda b, s: (b, s // 10)),
+    "ten times too small": ("extend beyond", lambda b, s: (b, s // 10)),
     "xywh as xyxy": ("fit as x, y, width, height", lambda b, s: (xywh(b), s)),
     "xyxy as xywh": ("fit as corners", lambda b, s: (xywh_to_xyxy(b), s)),
-    "rows first": ("stick out", lambda b, s: (b[:, [1, 3, 0, 2]], s)),
-    "thousandths": ("stick out", lambda b, s: (b / s[:, [1, 0, 1, 0]] * 1000, s)),
+    "rows first": ("extend beyond", lambda b, s: (b[:, [1, 3, 0, 2]], s)),
+    "thousandths": ("extend beyond", lambda b, s: (b / s[:, [1, 0, 1, 0]] * 1000, s)),
     "turned sizes": ("sizes are (height, width)", lambda b, s: (b, s[:, ::-1])),
 }
 
