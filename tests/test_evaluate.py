@@ -76,7 +76,7 @@ def test_run_commands_and_verbs_take_functions_and_paths(place):
 def test_pictures_that_are_not_there_are_named_before_a_model_is_loaded(place, monkeypatch):
     monkeypatch.setattr("qgcam_lib.models.named.load_model", lambda *a, **k: pytest.fail("loaded"))
     example = GroundingExample("1", place / "gone.jpg", "a dog", [[3, 4, 30, 20]], "a", (40, 60))
-    with pytest.raises(ExampleError, match="0 of 1 .*gone.jpg"):
+    with pytest.raises(ExampleError, match="none of the 1 images exists.*gone.jpg"):
         ground("blip-base", [example], on_error="record")
 
 
