@@ -313,4 +313,5 @@ def test_corners_and_copies_in_a_file_of_expressions_are_warned_of_and_the_file_
         return row | {field: {k: [x, y, x + w, y + h] for k, (x, y, w, h) in boxes.items()}}
 
     assert told(rows) == []
-    assert "instead of x, y, width, height" in told([corners(row) for row in rows])[0] and "duplicates" in told(rows * 2)[0]
+    assert "instead of x, y, width, height" in told([corners(row) for row in rows])[0]
+    assert "duplicates" in told(rows * 2)[0]
