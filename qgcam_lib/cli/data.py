@@ -192,7 +192,8 @@ def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path
 
 # %% ../../nbs/lib/cli/08_data.ipynb #df6acac4
 def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-               "paper notebooks, each with a run (default: its newest); default: those of make papers"))] = None,
+               "paper notebooks, each with the id of a run (without one: its newest run); default: those of make "
+               "papers"))] = None,
            outputs: Outputs = None,
            check: Annotated[bool, typer.Option("--check", help=(
                "store nothing; only check that all code and data are committed"))
@@ -227,7 +228,8 @@ def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/R
 
 # %% ../../nbs/lib/cli/08_data.ipynb #aae23294
 def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-                  "paper notebooks, each with a run (default: its newest); default: those of make reproduce"))] = None,
+                  "paper notebooks, each with the id of a run (without one: its newest run); default: those of make "
+                  "reproduce"))] = None,
               strict: Annotated[bool, typer.Option("--strict", help=(
                   "require equal numbers even if this processor differs from the stored one"))
                                 ] = False,

@@ -302,7 +302,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
 @build_app.command(example="qgcam probe build relcomp visual-genome OUT --coco coco --probe relation_eval_subject.json")
 def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             out: Annotated[Path, typer.Argument(help="a folder for relcomp_train.json and relcomp_test.json")],
-            coco: Annotated[str | None, typer.Option(help=f"for the compositions: {_COCO}")] = None,
+            coco: Annotated[str | None, typer.Option(help=f"captions whose attributes change: {_COCO}")] = None,
             split: Annotated[str, typer.Option(help="split of COCO, as it occurs in the file names")] = "train2014",
             probe: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                 "exclude the pictures and captions of this file of Probe-R or Probe-C"))] = None,

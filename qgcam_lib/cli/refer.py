@@ -95,8 +95,8 @@ def splits(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], spli
            as_json: Json = False) -> None:
     """Count the expressions and candidates of each split, and the accuracy of random choice.
 
-    A record of --out is a candidate: id, candidate, image, text, box.
-    random: the mean share of boxes with an IoU of .5 or more with the target.
+    The column random is the accuracy of random choice: the mean share of candidates with an IoU of .5 or more with the
+    target. --out writes one row per candidate: id, candidate, image, text, box.
     """
     from qgcam_lib.data.referring.expressions import candidate_counts
     from qgcam_lib.referring.run import expression_boxes, read_expressions

@@ -112,16 +112,16 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
              level: Level = 0.95, seed: Seed = 0,
              ties: scoring.choice(scoring.TIES, "first (true image first)", "pessimistic (true image last)") = "first",
              image_ids: Annotated[str, typer.Option(help=(
-                 "what an image id names: pair, file, or a JSON FILE that maps ids to pairs"))] = "pair",
+                 "meaning of an image id: 'pair' (TRICD's own), 'file' (name of the image), or a JSON file id: pair"))] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
-                 "what a category id names: id, 0 or 1 (position in the pair, counted from 0 or 1), or a FILE with the "
-                 "vocabulary"))] = None,
+                 "meaning of a category id in the predictions: 'id' (a phrase's id), '0' or '1' (the phrase's position "
+                 "in its pair, counted from 0 or 1), or the path of a file with the vocabulary"))] = None,
              box_format: scoring.BoxFormat = None,
              on_error: OnError = "raise", out: Out = None, as_json: Json = False) -> None:
     """Score a file of detections: AP, recall, group recall and upper bound with intervals. Needs no model.
 
-    --by is subset (the default) or contradiction, if the file names it. --metrics are AP, recall, merged_recall,
-    upper_bound and group_recall.
+    --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
+    merged_recall, upper_bound and group_recall.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
     """

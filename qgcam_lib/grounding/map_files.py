@@ -186,8 +186,8 @@ def _whole_size(size: Any) -> tuple[int, int] | None:
         return None
     sides = as_numbers(size, "size")
     if sides.shape != (2,) or not sides.prod() <= MAX_PIXELS or not ((sides >= 1) & (sides % 1 == 0)).all():
-        raise ValueError("size: expected (height, width), two whole numbers >= 1 of at most "
-                         f"{MAX_PIXELS:,} pixels together, got {str(size)[:80]}")
+        raise ValueError("size: expected a whole height and width of at least 1, with height times width at most "
+                         f"{MAX_PIXELS:,}, got {str(size)[:80]}")
     return int(sides[0]), int(sides[1])
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #04c488c5

@@ -76,8 +76,8 @@ def _as_sizes(image_sizes: Any, map_sizes: np.ndarray) -> np.ndarray:
     wrong = ~((sizes >= 1) & (sizes == np.floor(sizes))).all(1) | (sizes.prod(1, dtype=np.float64) > MAX_PIXELS)
     if wrong.any():
         n = int(np.flatnonzero(wrong)[0])
-        raise ValueError(f"image_sizes: expected whole numbers from 1, at most {MAX_PIXELS:,} pixels together, got "
-                         f"{sizes[n].tolist()} in example {n}")
+        raise ValueError("image_sizes: expected a whole height and width of at least 1, with height times width at "
+                         f"most {MAX_PIXELS:,}, got {sizes[n].tolist()} in example {n}")
     return sizes.astype(np.int64)
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #959ab6c6

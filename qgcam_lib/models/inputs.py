@@ -172,7 +172,7 @@ class AlbefEntry(NamedInput):
         zoo = reading.path(folder) or zoo_folder()
         for text in texts:
             if not (zoo / text / "card.json").is_file():
-                raise FileNotFoundError(f"expected a folder of the zoo with a card, given {text!r}, not in {zoo}.")
+                raise FileNotFoundError(f"expected the name of a folder in {zoo} that has a card.json, got {text!r}.")
             yield _zoo_entry(zoo / text, f"{folder or 'data/zoo'}/{text}", loader_modules("albef-amc"))
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #b358c341

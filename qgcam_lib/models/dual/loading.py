@@ -129,8 +129,8 @@ def _load_otter(entry: ModelEntry, weights: str | Path, seed: int, config: Any, 
 
     source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, official=ask_for_download)
     if source.file is not None and vocab is None:
-        raise FileNotFoundError("vocab: OTTER's words are DeCLUTR-sci-base's. Pass vocab=PATH of the vocab.txt of "
-                                "johngiorgi/declutr-sci-base.")
+        raise FileNotFoundError("vocab: expected a file, got None. OTTER's checkpoint does not contain its vocabulary. "
+                                "Pass the path of vocab.txt of johngiorgi/declutr-sci-base.")
     tokenizer = make_tokenizer(source.words(), lavis_tokens=False)
     with drawn_from(seed):
         model = OtterModel(otter_config(source.config))
