@@ -112,7 +112,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
              level: Level = 0.95, seed: Seed = 0,
              ties: scoring.choice(scoring.TIES, "first (true image first)", "pessimistic (true image last)") = "first",
              image_ids: Annotated[str, typer.Option(help=(
-                 "meaning of an image id: 'pair' (TRICD's own), 'file' (name of the image), or a JSON file id: pair"))] = "pair",
+                 "what image ids are: 'pair' (TRICD's ids), 'file' (file names), or a JSON file {id: pair}"))] = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
                  "meaning of a category id in the predictions: 'id' (a phrase's id), '0' or '1' (the phrase's position "
                  "in its pair, counted from 0 or 1), or the path of a file with the vocabulary"))] = None,
