@@ -47,7 +47,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps" + _S
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16" + _SETTING)]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="number of images per batch" + _SETTING)]
 Limit = Annotated[int, typer.Option(min=0, help=(
-    "use only about this many records, whole images drawn at random with --seed; 0: all"))]
+    "use about this many records: all records of images drawn at random with --seed; 0: all"))]
 Store = Annotated[Path | None, typer.Option(help=(
     "save the model's outputs in this folder; repeat the command to resume a stopped run"))]
 OnError = Annotated[str, typer.Option(help=(

@@ -63,8 +63,8 @@ def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
     elif "category" in frame:
         category = frame["category"]
     else:
-        raise ValueError("by: expected pairs or the rows of score_classes for a table by category, got the columns "
-                         f"{list(frame.columns)}")
+        raise ValueError("by: a table by category needs a column composition (of pairs) or category (from "
+                         f"score_classes()), got {list(frame.columns)}")
     return frame.assign(category=category.where(category != "", NO_CATEGORY))
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #ed002769
