@@ -33,9 +33,9 @@ from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #6c069a3c
 def rivals(groups: Sequence[RelCompGroup], at_once: int = 1000) -> list[int]:
-    """Return, per group, the index of the group with another image whose positive is most like its negative, -1: none.
+    """Return each group's rival: the index of the group whose positive is most similar to its negative, -1 for none.
 
-    Only groups of the same kind are rivals.
+    A rival has another image and is of the same kind.
     """
     words = CountVectorizer(binary=True, tokenizer=lambda text: text.rstrip(" .").split(), token_pattern=None,
                             dtype=np.float32).fit([text for g in groups for text in (g.positive, g.negative)])
