@@ -22,6 +22,12 @@ tricd_app = Commands("TRICD, contextual phrase detection: score detections and a
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #87d52931
 _Split = Annotated[str | None, typer.Option(help="test or val; default: test, or val if the folder has only val")]
+_Ties = scoring.choice(scoring.TIES, (
+    "first (at equal scores, group recall puts the pair with a true caption first, AP the lower image id, as in the "
+    "authors' code)"), "pessimistic (false captions come first)")
+_ImageIds = Annotated[str, typer.Option(help=(
+    "meaning of an image id in the predictions: 'pair' (TRICD's id), 'file' (the file name), or the path of a JSON "
+    "file {id: pair}"))]
 
 
 def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
@@ -113,12 +119,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  "also report the standard deviation over this many random subsets of 90 % of the groups, as in the "
                  "paper; 0: none"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
-             ties: scoring.choice(scoring.TIES, (
-                 "first (at equal scores, group recall puts the pair with a true caption first, AP the lower image id, "
-                 "as in the authors' code)"), "pessimistic (false captions come first)") = "first",
-             image_ids: Annotated[str, typer.Option(help=(
-                 "meaning of an image id in the predictions: 'pair' (TRICD's id), 'file' (the file name), or the path "
-                 "of a JSON file {id: pair}"))] = "pair",
+             ties: _Ties = "first", image_ids: _ImageIds = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
                  "meaning of a category id in the predictions: 'id' (a phrase's id), '0' or '1' (the phrase's position "
                  "in its pair, counted from 0 or 1), or the path of a file with the vocabulary"))] = None,
