@@ -115,8 +115,9 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
     sources, root = read_sources(), data_root or settings.data_root
     source = sources.get(name)
     if source is None:
-        near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, sources, 1))
-        raise typer.BadParameter(f"name: expected an entry of {SOURCES_FILE}, such as visual-genome, got {name}.{near}")
+        near = " or ".join(get_close_matches(name, sources, 3, 0.5))
+        raise typer.BadParameter(f"name: expected an entry of {short_path(SOURCES_FILE)}, such as visual-genome, got "
+                                 f"{name}." + f" Did you mean {near}?" * bool(near))
     about = {"name": name, "what": source.what, "licence": source.licence, "needs": list(source.needs)}
     for line in () if as_json else (f"{name}: {source.what}", f"licence: {source.licence}", *(
             f"it also needs {more}: qgcam data fetch {more}" for more in source.needs)):

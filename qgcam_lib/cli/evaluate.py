@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from . import scoring
-from .calls import echo_json, echo_table, rows_of, say, short_path
+from .calls import echo_json, echo_table, refused, rows_of, say, short_path
 from .results import outputs_folder, read_settings
 from .scoring import readable, words, write_files
 from ..errors import ParameterError, QgcamError
@@ -219,7 +219,8 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
     options = {"on_error": on_error, "progress": not quiet, "batch_images": batch_size}
     work = {"limit": limit, "seed": seed, "options": options,
             "statistics": {"n_bootstrap": n_bootstrap, "level": level, "seed": seed}}
-    results = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
+    with refused():
+        results = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
     _, _, why, status = results[next(iter(results))]
     if status.startswith("not run") and {one[3] for one in results.values()} == {status}:
         raise typer.BadParameter(why, param_hint="MODEL")

@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from . import data, results
-from .calls import Commands, call, echo_json, rows_of, say, short_path, table_text
+from .calls import Commands, call, echo_json, refused, rows_of, say, short_path, table_text
 from .data import data_app, formats
 from .evaluate import evaluate
 from .probe import build_app, probe_app
@@ -155,8 +155,9 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
     if gather is not None:
         check_writable(gather, "gather")
     _check_maps(resolve_parameters(read_parameters(path), values))
-    result = run_parts(path, values, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
-                       progress=not quiet, say=lambda text: say(text, err=True))
+    with refused():
+        result = run_parts(path, values, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
+                           progress=not quiet, say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     how += results.not_scored(result.folder)
     if gather is not None:

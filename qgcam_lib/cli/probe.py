@@ -37,8 +37,11 @@ probe_app = Commands("Conceptual probes: evaluate a model or a file of scores on
 def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
     """The groups of a file. Errors: FormatError if there are none."""
     from qgcam_lib.data.probes.files import read_groups
+    from qgcam_lib.data.probes.groups import FORMS
     from qgcam_lib.errors import FormatError
 
+    if form not in (None, *FORMS):  # read_groups calls this argument kind, which is another option here
+        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
     groups = read_groups(path, form, images=images or None)
     if not groups:
         reasons = "; ".join(f"{n} left out: {reason}" for reason, n in groups.left_out.items())
@@ -182,7 +185,8 @@ def source_folder(name: str, argument: str = "root") -> Path:
 
     folder = dataset_folder(name)
     if not folder.is_dir():
-        remedy = f"; get it: qgcam data fetch {name}" if name in NAMES else ""
+        remedy = f". Get it: qgcam data fetch {name}" if name in NAMES else (
+            ", and no data set of this name. See: qgcam data list")
         raise FileNotFoundError(f"{argument}: {folder}: no such folder{remedy}")
     return folder
 

@@ -74,9 +74,11 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
     or a picture is invalid (it is named), 2 usage error.
     """
     from qgcam_lib.models.named import load_source
-    from qgcam_lib.referring.perturb import perturb_expressions
+    from qgcam_lib.referring.perturb import HOW, perturb_expressions
     from qgcam_lib.referring.run import ask_expressions, choices_of, read_expressions
 
+    if how not in ("", *HOW):
+        raise ValueError(f"how: expected one of {', '.join(HOW)}, got {how!r}")
     records = read_expressions(expressions, split)
     records = perturb_expressions(records, how, seed=common.seed) if how else records
     ranker = load_source(model, "ranker", **common.load)

@@ -85,9 +85,10 @@ def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, th
     a repeated id; ValueError for an option out of range, or if no expression has candidates.
     Source: METRICS of the compendium; Ref-Adv, section 4.1, which does not specify > or >=.
     """
-    if not 0 < threshold <= 1 or missing not in MISSING:
-        raise ValueError(f"threshold, missing: expected 0 < threshold <= 1 and missing to be one of {MISSING}, got "
-                         f"threshold={threshold!r} and missing={missing!r}")
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold: expected a number above 0 and up to 1, got {threshold!r}")
+    if missing not in MISSING:
+        raise ValueError(f"missing: expected one of {MISSING}, got {missing!r}")
     expressions = Expressions(expressions)
     n = np.array([len(one.candidates) for one in expressions], np.int64)
     if not n.any():
