@@ -128,7 +128,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     """Score a file of detections: AP, recall, group recall and upper bound with intervals. Needs no model.
 
     --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
-    merged_recall, upper_bound and group_recall.
+    merged_recall, upper_bound and group_recall. --out writes the table of scores, one row per subset and score.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
     """

@@ -127,7 +127,7 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "
     _need(frame, ["correct", "random", "group", "split", *([equal] if equal else [])])
     for name in (a, b):
         if not (frame["split"] == name).any():
-            raise ValueError(f"split: expected one of {sorted(frame['split'].unique())}, got {name!r}")
+            raise ValueError(f"a, b: expected splits of the frame, {sorted(frame['split'].unique())}, got {name!r}")
     part = frame[frame["split"].isin([a, b])]
     rows = part[part["correct"].notna()]
     strata, kinds = pd.factorize(rows[equal] if equal else np.zeros(len(rows)))
