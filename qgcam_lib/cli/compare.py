@@ -75,7 +75,8 @@ def _detections(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]
         return {}
     files = tricd_files(parameters.get("dataset", ""), parameters.get("split", "test"))
     if record["results"].get("annotations_sha256") != file_sha256(files.grounding):
-        raise ParameterError(f"run {record['run_id']}: {files.grounding.name} has changed since. Run it again")
+        raise ParameterError(f"run {record['run_id']}: {files.grounding.name} has changed since this run. Run its "
+                             "notebook again")
     data = load_tricd(files.grounding)
     part = take_groups(data, parameters.get("limit", 0), parameters.get("seed", 0))
     return {"detections": {name: _Found(part, read_predictions(folder / place, data))
@@ -91,8 +92,8 @@ def _answers(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     truth = load_tricd_vqa(files.questions, files.grounding).set_index("image_id")[["answer", "subset"]]
     rows = pd.read_parquet(path)
     if lost := set(rows["image_id"]) - set(truth.index):
-        raise ParameterError(f"run {record['run_id']}: {files.questions.name} has changed since, and has no question "
-                             f"about {min(lost)}. Run its notebook again")
+        raise ParameterError(f"run {record['run_id']}: {files.questions.name} has changed since this run: it has no "
+                             f"question about image {min(lost)}. Run its notebook again")
     unread = {"wrong": 0.0, "opposite": 0.0, "drop": np.nan}[parameters["unparsable"]]
     questions, answers = truth.loc[rows["image_id"]], map(parse_answer, rows["answer"])
     rows["subset"] = questions["subset"].to_numpy()
@@ -141,8 +142,9 @@ def example_rows(folder: str | Path) -> dict[str, ModelRows]:
         return _evaluated(folder)
     record = finished_run(folder, ("table", "records", "predictions"))
     if not (tables := _score_rows(folder, record) | _detections(folder, record) | _answers(folder, record)):
-        raise ParameterError(f"run {folder.name}: {Path(record['notebook']).stem} keeps no scores of single "
-                             "examples, so it cannot be compared example by example")
+        raise ParameterError(f"run {folder.name}: {Path(record['notebook']).stem} stores no scores of single "
+                             "examples, which a comparison needs. See its tables: qgcam table "
+                             f"{folder.name}")
     return tables
 
 # %% ../../nbs/lib/cli/06_compare.ipynb #9479e5d2
@@ -261,10 +263,11 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
             tables += [rows_of_cell.assign(**names) for rows_of_cell in differences]
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
-        raise ParameterError(f"expected a task and a model that both have, got {folders[0].name} with {models[0]} and "
-                             f"{folders[1].name} with {models[1]}. Name one of each: model_a='A', model_b='B'")
+        raise ParameterError(f"expected a table of the same model in both, got {folders[0].name} with {models[0]}, and "
+                             f"{folders[1].name} with {models[1]}. To pair two models: model_a='A', model_b='B'")
     if not tables:
-        raise ParameterError("runs: the two runs have no example in common. Were they drawn with different seeds?")
+        raise ParameterError(f"{folders[0].name} and {folders[1].name} have no example in common. Were they drawn with "
+                             "different seeds?")
     differences = pd.concat(tables, ignore_index=True)[_COLUMNS]
     differences.attrs = {"differences": differ, "pairs": pairs}
     return differences
@@ -276,10 +279,11 @@ def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> p
     example in common."""
     rows = [read_table(path, {"id": str}, {"group": str}) for path in (a, b)]
     if not any(all(name in one for one in rows) for name in _SCORES):
-        raise ValueError(f"expected columns of scores in both files, got {list(rows[0])} and {list(rows[1])}")
+        raise ValueError(f"expected a column of scores that is in both files, got {list(rows[0])} in {a.name} and "
+                         f"{list(rows[1])} in {b.name}")
     tables, paired = _compared_rows(*rows, options, allow)
     if not paired:
-        raise ValueError("the two files have no id in common; are they of the same data?")
+        raise ValueError(f"{a.name} and {b.name} have no id in common. Are their scores of the same data?")
     pair = {"table": "scores", "model_a": a.name, "model_b": b.name, "rows_a": len(rows[0]), "rows_b": len(rows[1]),
             "paired": paired, "fall_away": len(rows[0]) + len(rows[1]) - 2 * paired}
     table = pd.concat(tables, ignore_index=True).assign(**pair)[_COLUMNS]

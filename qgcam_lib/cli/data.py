@@ -36,8 +36,8 @@ def data_list(as_json: Json = False) -> None:
     rows = []
     for name, place in NAMES.items():
         folder = settings.data_root / place
-        drawn = "drawn" if (folder / MINIWORLD_MARKER).is_file() else "made at first use"
-        state = recognise(folder) or (drawn if name.startswith("miniworld") else "not here")
+        drawn = "generated" if (folder / MINIWORLD_MARKER).is_file() else "generated at first use"
+        state = recognise(folder) or (drawn if name.startswith("miniworld") else "not found")
         rows.append({"name": name, "folder": short_path(folder), "what is there": state})
     if as_json:
         layouts = [{"layout": name, "parts": list(layout.parts)} for name, layout in LAYOUTS.items()]
@@ -82,9 +82,9 @@ def data_draw(name: Annotated[str, typer.Argument(help="a name of the miniworld,
 
     recipe = recipe_of(name, split)
     if recipe is None:
-        raise typer.BadParameter(f"{name!r} is not drawn; there are {', '.join(WRITERS)}")
+        raise typer.BadParameter(f"name: expected one of {', '.join(WRITERS)}, got {name}")
     folder = recipe.bring(progress=not quiet)
-    echo_json({"name": name, "folder": str(folder)}) if as_json else say(f"here: {short_path(folder)}")
+    echo_json({"name": name, "folder": str(folder)}) if as_json else say(f"folder: {short_path(folder)}")
 
 # %% ../../nbs/lib/cli/08_data.ipynb #ec0a530b
 @data_app.command("ids", example="qgcam data ids miniworld --limit 20")
@@ -102,20 +102,22 @@ def data_ids(dataset: Annotated[str, typer.Argument(help="a folder, or a name fr
 
 # %% ../../nbs/lib/cli/08_data.ipynb #e5fe7c02
 @data_app.command("fetch", example="qgcam data fetch spatialsense")
-def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/sources.toml")],
+def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/sources.toml, such as visual-genome")],
                data_root: Annotated[Path | None, typer.Option(help=(
                    "folder of all data sets; default: from the settings"))] = None,
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after unpacking it")] = False,
                yes: Annotated[bool, typer.Option("--yes", help="fetch it even if its size is unknown")] = False,
                quiet: Quiet = False, as_json: Json = False) -> None:
     """Download, check and unpack a data set. Exit code: 1 failed, 3 it must be downloaded manually."""
-    from qgcam_lib.data.sources import fetch, manual_steps, read_sources
+    from qgcam_lib.data.sources import SOURCES_FILE, fetch, manual_steps, read_sources
     from qgcam_lib.settings import settings
 
     sources, root = read_sources(), data_root or settings.data_root
     source = sources.get(name)
     if source is None:
-        raise typer.BadParameter(f"no source {name!r}; there are {', '.join(sources)}")
+        near = " or ".join(get_close_matches(name, sources, 3, 0.5))
+        raise typer.BadParameter(f"name: expected an entry of {short_path(SOURCES_FILE)}, such as visual-genome, got "
+                                 f"{name}." + f" Did you mean {near}?" * bool(near))
     about = {"name": name, "what": source.what, "licence": source.licence, "needs": list(source.needs)}
     for line in () if as_json else (f"{name}: {source.what}", f"licence: {source.licence}", *(
             f"it also needs {more}: qgcam data fetch {more}" for more in source.needs)):
@@ -128,7 +130,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
         raise typer.Exit(3 if source.by_hand else 0)
     agreed = yes or sys.stdin.isatty() and (lambda question: typer.confirm(f"{question}. Fetch it?", err=True))
     folder = fetch(name, data_root=root, keep=keep, progress=not quiet, confirm=agreed)
-    echo_json(about | {"folder": str(folder)}) if as_json else say(f"here: {short_path(folder)}")
+    echo_json(about | {"folder": str(folder)}) if as_json else say(f"folder: {short_path(folder)}")
 
 # %% ../../nbs/lib/cli/08_data.ipynb #f0a7e210
 PAGE = files("qgcam_lib.cli").joinpath("formats.md").read_text(encoding="utf-8")
@@ -169,8 +171,8 @@ def _shown(outputs: Path | None) -> list[str]:
     """The runs that the stored pages show, as NOTEBOOK/RUN_ID, in the list that the workflow engine wrote last."""
     path = results.outputs_folder(outputs) / "gathered" / "shown.txt"
     if not path.is_file():
-        raise FileNotFoundError(f"no run is named, and there is no {short_path(path)}. Name a run, or create the runs "
-                                "of the stored pages with `make reproduce`.")
+        raise FileNotFoundError(f"no run is named, and the list of the stored pages' runs does not exist: "
+                                f"{short_path(path)}. Name a run, or write the list: make reproduce")
     return path.read_text(encoding="utf-8").split()
 
 

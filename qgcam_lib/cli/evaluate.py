@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from . import scoring
-from .calls import echo_json, echo_table, rows_of, say, short_path
+from .calls import echo_json, echo_table, refused, rows_of, say, short_path
 from .results import outputs_folder, read_settings
 from .scoring import readable, words, write_files
 from ..errors import ParameterError, QgcamError
@@ -177,18 +177,19 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
     paths_given = dict(one.partition("=")[::2] for one in data)
     names = words(tasks) or [*TASKS]
     if lost := [name for name in (*names, *paths_given) if name not in TASKS]:
-        raise typer.BadParameter(f"expected some of {', '.join(TASKS)}, got {lost[0]!r}", param_hint="'--tasks'")
+        raise typer.BadParameter(f"expected some of {', '.join(TASKS)}, got {lost[0]!r}",
+                                 param_hint="'--tasks'" if lost[0] in names else "'--data'")
     paths = {name: paths_given.get(name, TASKS[name].data) for name in names}
     return {name: str(Path(path).absolute()) if Path(path).exists() else path for name, path in paths.items()}
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #294e90ab
 def evaluate(model: Annotated[str, typer.Argument(help=(
-    "a name from `qgcam models`, or module:NAME of your own function or class")
+    "a name from `qgcam models`, or module:NAME of your own function or class; without it, the tasks are listed")
                                                   )] = "",
              tasks: Annotated[str, typer.Option(help=(
-                 "names of tasks, separated by commas, or `list` to print them; default: all"))] = "",
+                 "tasks, separated by commas (`list` prints their names and data sets); default: all"))] = "",
              data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help=(
-                 "data set or folder for a task, instead of its default")
+                 "data set or folder for a task, instead of its default; repeat the option for several tasks")
                                                             )] = None,
              out: Annotated[Path | None, typer.Option(help=(
                  "folder for the results; default: outputs/evaluate/MODEL"))] = None,
@@ -218,7 +219,8 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
     options = {"on_error": on_error, "progress": not quiet, "batch_images": batch_size}
     work = {"limit": limit, "seed": seed, "options": options,
             "statistics": {"n_bootstrap": n_bootstrap, "level": level, "seed": seed}}
-    results = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
+    with refused():
+        results = {name: _one(name, model, where, load, work) for name, where in chosen.items()}
     _, _, why, status = results[next(iter(results))]
     if status.startswith("not run") and {one[3] for one in results.values()} == {status}:
         raise typer.BadParameter(why, param_hint="MODEL")

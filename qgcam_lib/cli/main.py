@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from . import data, results
-from .calls import Commands, call, echo_json, rows_of, say, short_path, table_text
+from .calls import Commands, call, echo_json, refused, rows_of, say, short_path, table_text
 from .data import data_app, formats
 from .evaluate import evaluate
 from .probe import build_app, probe_app
@@ -130,14 +130,14 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
         force: Annotated[bool, typer.Option("--force", help="repeat the run even if it has finished before")] = False,
         outputs: Outputs = None,
         timeout: Annotated[int | None, typer.Option(min=1, help=(
-            "stop the run if a cell takes more seconds than this"))] = None,
+            "stop the run if a cell takes longer than this number of seconds"))] = None,
         show: Annotated[bool, typer.Option("--show", help="print the notebook's parameters and run nothing")] = False,
         gather: Annotated[Path | None, typer.Option(help=(
-            "also copy the page, tables and figures to this folder"))] = None,
+            "also copy the run's page, tables and figures to this folder"))] = None,
         shards: Annotated[int, typer.Option(min=1, metavar="N", help=(
-            "compute the model's outputs in N processes, then the run"))] = 1,
+            "compute the model's outputs in N parts, in parallel processes, then run the notebook"))] = 1,
         shard: Annotated[str, typer.Option(metavar="K/N", help=(
-            "K/N: compute only part K of N of the model's outputs; gather/N: combine the N parts into the run"))] = "",
+            "K/N: compute only part K of N of the model's outputs; gather/N: run the notebook from the N parts"))] = "",
         table: Annotated[bool, typer.Option("--table", help="also print the score tables of the run")] = False,
         quiet: Quiet = False,
         as_json: Json = False
@@ -155,8 +155,9 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
     if gather is not None:
         check_writable(gather, "gather")
     _check_maps(resolve_parameters(read_parameters(path), values))
-    result = run_parts(path, values, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
-                       progress=not quiet, say=lambda text: say(text, err=True))
+    with refused():
+        result = run_parts(path, values, shards=shards, shard=shard, outputs=outputs, force=force, timeout=timeout,
+                           progress=not quiet, say=lambda text: say(text, err=True))
     how = "finished before" if result.status == "skipped" else f"ok in {result.seconds:.1f} s"
     how += results.not_scored(result.folder)
     if gather is not None:
@@ -197,21 +198,29 @@ def _about(frame) -> dict[str, Any]:
 def score(maps: Annotated[Path, typer.Argument(help=(
               "heat maps: .safetensors, .npz, .npy, a folder of .npy, or a folder of stored maps"))],
           boxes: Annotated[Path, typer.Argument(help=".csv, .parquet or .json with ids, boxes and image sizes")],
-          protocol: Annotated[str, typer.Option(help="paper, pixel, amc, gscorecam or native")] = "paper",
-          ties: choice(TIES, "expected (mean over random picks)", "first (pixel in reading order)", "optimistic",
-                       "pessimistic") = "expected",
-          tau: Annotated[float, typer.Option(help="ignore peaks (local maxima) up to this value")] = 0.7,
-          delta: Annotated[float, typer.Option(help="drop peaks within this distance (pixels) of a higher one")] = 50.0,
+          protocol: Annotated[str, typer.Option(help=(
+              "how maps are rescaled before scoring: paper (as in Q-GroundCAM), pixel (min-max, then bilinear to the "
+              "image's size), amc or gscorecam (as in the code of these papers), native (not at all)"))] = "paper",
+          ties: choice(TIES, "expected (pg_hit is the share of a map's equal maxima that are in a box)",
+                       "first (whether the first of them in reading order is)", "optimistic (whether any is)",
+                       "pessimistic (whether all are)") = "expected",
+          tau: Annotated[float, typer.Option(help=(
+              "for pg_uncertain: ignore peaks (local maxima) up to this value"))] = 0.7,
+          delta: Annotated[float, typer.Option(help=(
+              "for pg_uncertain: drop peaks within this distance (pixels) of a higher one"))] = 50.0,
           negatives: Annotated[str, typer.Option(help=(
-              "negative values: error, relu (set them to 0) or minmax (scale the map to 0..1)"))] = "error",
+              "treatment of negative values: error (stop), relu (set them to 0) or minmax (scale the map to 0..1)"
+              ))] = "error",
           box_format: BoxFormat = None,
           size: Annotated[str | None, typer.Option(metavar="HxW", help=(
-              "image size, if the file of boxes has none"))] = None,
-          missing: choice(MISSING, "raise (an error)", "drop (leave it out)") = "raise",
+              "height and width of the images that have no size in the file of boxes, such as 384x512"))] = None,
+          missing: choice(MISSING, "raise (an error if an id is in one file only)",
+                          "drop (score only the ids in both files)") = "raise",
           on_error: OnError = "raise", *, common: Any) -> tuple:
     """Score your heat maps against boxes. Reports means, intervals and undefined values; needs no model.
 
-    Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
+    --by takes columns of the file of boxes. Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2
+    usage error.
     """
     import warnings
 
@@ -219,7 +228,7 @@ def score(maps: Annotated[Path, typer.Argument(help=(
     from qgcam_lib.statistics import summarize
 
     if maps.suffix in (".csv", ".json", ".parquet") and boxes.suffix in (".npz", ".npy", ".safetensors"):
-        raise typer.BadParameter(f"maps come first: qgcam score {boxes} {maps}", param_hint="MAPS BOXES")
+        raise typer.BadParameter(f"the maps come first. Write: qgcam score {boxes} {maps}", param_hint="MAPS BOXES")
     if missing not in ("raise", "drop"):
         raise ValueError(f"missing: expected raise or drop, got {missing}")
     with warnings.catch_warnings():

@@ -37,11 +37,15 @@ probe_app = Commands("Conceptual probes: evaluate a model or a file of scores on
 def _groups(path: Path, form: str | None, images: Sequence[Path] = ()) -> Any:
     """The groups of a file. Errors: FormatError if there are none."""
     from qgcam_lib.data.probes.files import read_groups
+    from qgcam_lib.data.probes.groups import FORMS
     from qgcam_lib.errors import FormatError
 
+    if form not in (None, *FORMS):  # read_groups calls this argument kind, which is another option here
+        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
     groups = read_groups(path, form, images=images or None)
     if not groups:
-        raise FormatError(f"{path}: the file has no usable group; groups left out, by reason: {dict(groups.left_out)}")
+        reasons = "; ".join(f"{n} left out: {reason}" for reason, n in groups.left_out.items())
+        raise FormatError(f"{path}: expected at least one usable group, got none. {reasons}".rstrip())
     return groups
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #5890aa1e
@@ -53,7 +57,7 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
     if captions is None:
         return None
     if groups is None:
-        raise ValueError("blind: the text-only baseline scores the prompts in the file of groups; pass this file")
+        raise ValueError("blind: the text-only baseline needs the prompts of the groups. Pass the file of groups")
     scores = blind_scores(groups, Blind(NGrams(training_captions(captions))))
     return score_classes(groups, scores) if by_class else score_groups(groups, scores, **options | {"missing": "raise"})
 
@@ -65,10 +69,15 @@ def _summary(frame: Any, blind: Any, common: Any) -> Any:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
-    "also score a text-only baseline, an n-gram model of the captions in this file: text, COCO's or Visual Genome's"))]
-_Form = Annotated[str | None, typer.Option(help="format of the file of groups, if it cannot be recognised")]
-_Average = Annotated[str, typer.Option(help="average logits or probabilities over the images of a group")]
-_Ties = choice(TIES, "expected (mean over random orders)", "optimistic", "pessimistic", "block (as scikit-learn)")
+    "also score a text-only baseline, an n-gram model of the captions in this file: one caption per line, COCO's "
+    "captions or Visual Genome's region descriptions"))]
+_Form = Annotated[str | None, typer.Option(help=(
+    "form of the file of groups: relation (Probe-R), swap (Probe-C), background or object (Probe-B), or relcomp; "
+    "default: recognised from its first record"))]
+_Average = Annotated[str, typer.Option(help=(
+    "what is averaged over the images of a choice (Probe-R, RelComp): logits or probabilities"))]
+_Ties = choice(TIES, "expected (Probe-B's AP is the mean over all orders of equal scores)",
+               "optimistic (the best order)", "pessimistic (the worst order)", "block (as in scikit-learn)")
 _GROUPS = "file of the probe's groups, in one of the published formats"
 
 
@@ -76,10 +85,13 @@ _GROUPS = "file of the probe's groups, in one of the published formats"
 def score(scores: Annotated[Path, typer.Argument(help=(
               ".parquet, .csv, .tsv or .json with the columns image, prompt, score; or with c0_i0, c0_i1, c1_i0, "
               "c1_i1, where c1_i0 is the score of caption 1 with image 0"))],
-          groups: Annotated[Path | None, typer.Argument(help=_GROUPS)] = None, kind: Kind = None, form: _Form = None,
+          groups: Annotated[Path | None, typer.Argument(help=(
+              f"{_GROUPS}; not needed with the columns c0_i0 to c1_i1"))] = None, kind: Kind = None, form: _Form = None,
           image_ids: Annotated[str, typer.Option(help=(
-              "how the table identifies pictures: name or number"))] = "name",
-          by_class: Annotated[bool, typer.Option("--classes", help="report Probe-B for each class")] = False,
+              "column image of the scores: name (as in the file of groups) or number (the last number in that name)"
+              ))] = "name",
+          by_class: Annotated[bool, typer.Option("--classes", help=(
+              "for Probe-B: score each present class of a group, instead of the group"))] = False,
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, common: Any) -> tuple:
     """Evaluate your file of scores on a probe: means, intervals, chance and ties. Needs no model.
 
@@ -104,7 +116,8 @@ def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`
         common: Any) -> tuple:
     """Run a matcher, a model that scores image-text pairs, on a probe. Reports means, intervals, chance and ties.
 
-    Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
+    Columns of --by: comparison, kind, category or filler. Exit code: 0 scored, 1 a file or a picture is invalid (it is
+    named), 2 usage error.
     """
     from qgcam_lib.models.named import load_source
     from qgcam_lib.probes.ask import ask_prompts, take_groups
@@ -172,7 +185,8 @@ def source_folder(name: str, argument: str = "root") -> Path:
 
     folder = dataset_folder(name)
     if not folder.is_dir():
-        remedy = f"; get it: qgcam data fetch {name}" if name in NAMES else ""
+        remedy = f". Get it: qgcam data fetch {name}" if name in NAMES else (
+            ", and no data set of this name. See: qgcam data list")
         raise FileNotFoundError(f"{argument}: {folder}: no such folder{remedy}")
     return folder
 
@@ -230,7 +244,8 @@ _List = Annotated[bool, typer.Option("--list-options", help="list the options an
 def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              out: Annotated[Path, typer.Argument(help="a .json file, or a folder for relation_eval_subject.json")],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                 "folder of pictures, one or more"))] = None,
+                 "folder of the pictures; repeat the option for several; default: VG_100K, VG_100K_2 and images in the "
+                 "first folder"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-R from Visual Genome: a true relation per image, and two with an unlikely predicate or subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
@@ -257,7 +272,7 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
                 out: Annotated[Path, typer.Argument(help="a folder for the two files")],
                 split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
                 option: _Option = None, options: _List = False, as_json: Json = False) -> None:
-    """Build Probe-C from COCO's captions: same object, opposite attribute; same attribute, another object."""
+    """Build Probe-C from COCO's captions: one object with opposite attributes, or two objects with one attribute."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.composition import find_mentions, swap_compositions, swap_objects
 
@@ -275,10 +290,11 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
                split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                   "folder of pictures of empty scenes that replace the background; default: without them"))] = None,
+                   "folder of scenes that show no class of the probe, for the filler `scene`; repeat the option for "
+                   "several; default: without this filler"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-B from COCO's instances: pictures without their background, with a patch, with one object left."""
+    """Build Probe-B from COCO's instances: pictures without background, with a patch, or with only one object."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.context import ContextOptions, build_background, build_objects, class_prompts
 
@@ -290,7 +306,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     pairs = list(option or [])
     if not scenes and not any(one.startswith("fillers=") for one in pairs):
         pairs.append("fillers=black,gray,noise")
-        say("without --scenes the filler scene is left out", err=True)
+        say("no --scenes given: the filler `scene` is left out", err=True)
     how = _options(ContextOptions, pairs, options, as_json, scenes=tuple(scenes or ()))
     coco, made = Coco(source_folder(root), split), []
     for build, name in parts[part]:
@@ -305,9 +321,10 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             coco: Annotated[str | None, typer.Option(help=f"captions whose attributes change: {_COCO}")] = None,
             split: Annotated[str, typer.Option(help="split of COCO, as it occurs in the file names")] = "train2014",
             probe: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                "exclude the pictures and captions of this file of Probe-R or Probe-C"))] = None,
+                "exclude the pictures and captions of this file of Probe-R or Probe-C; repeat the option for several"
+                ))] = None,
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build RelComp: captions with other attributes (COCO) and relations with another predicate (Visual Genome)."""
+    """Build RelComp: captions with another attribute (COCO) and relations with another predicate (Visual Genome)."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.data.visual_genome.folder import VisualGenome
@@ -316,7 +333,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     how = _options(RelCompOptions, option, options, as_json)
     probes = [group for path in probe or [] for group in read_groups(path)]
     if not probes:
-        say("no --probe is given: the groups are apart from no probe", err=True)
+        say("no --probe given: the groups may share pictures and captions with the probes", err=True)
     captions = Coco(source_folder(coco, "coco"), split).captions if coco else None
     sets = build_relcomp(captions, VisualGenome(source_folder(root)), probes, how, progress=not quiet)
     _print([_write(built, out / f"relcomp_{side}.json") for side, built in sets.items()], as_json, once=True)

@@ -21,8 +21,8 @@ refer_app = Commands("Referring expressions: evaluate which boxes a model, or a 
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc106
 _EXPRESSIONS = "Ref-Adv in either published JSON, or a folder of RefCOCOg (refs(umd).p, instances.json)"
 _Split = Annotated[str, typer.Option(help=(
-    "ref-easy, ref-hard or ref-adv of a file, train, val or test of a folder; default: all of a file, test of a "
-    "folder"))]
+    "of a file of Ref-Adv: ref-easy, ref-hard or ref-adv (default: all); of a folder of RefCOCOg: train, val or test "
+    "(default: test)"))]
 _Threshold = Annotated[float, typer.Option(min=0, max=1, help=(
     "a choice is correct if its IoU with the target's box is at least this"))]
 _Strict = Annotated[bool, typer.Option("--strict", help="require an IoU above the threshold, not equal to it")]
@@ -64,17 +64,21 @@ def score(scores: Annotated[Path, typer.Argument(help=(
 def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`, or module:factory")],
         expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], images: Images, split: _Split = "",
         how: Annotated[str, typer.Option("--perturb", help=(
-            "change the expressions: plain (only remove capitals and punctuation), shuffle, reverse, "
-            "nouns_adjectives, swap_head or shipped; default: no change"))] = "",
+            "change the expressions: plain (lower case, no punctuation), shuffle (random word order), reverse, "
+            "nouns_adjectives (keep only these), swap_head (exchange the head noun with another noun) or shipped (the "
+            "shuffled texts published with Ref-Adv); default: no change"))] = "",
         threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Run a ranker, a model that scores candidate boxes, on referring expressions. Reports accuracy and chance.
 
-    Exit code: 0 scored, 1 a file or a picture is invalid (it is named), 2 usage error.
+    The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
+    or a picture is invalid (it is named), 2 usage error.
     """
     from qgcam_lib.models.named import load_source
-    from qgcam_lib.referring.perturb import perturb_expressions
+    from qgcam_lib.referring.perturb import HOW, perturb_expressions
     from qgcam_lib.referring.run import ask_expressions, choices_of, read_expressions
 
+    if how not in ("", *HOW):
+        raise ValueError(f"how: expected one of {', '.join(HOW)}, got {how!r}")
     records = read_expressions(expressions, split)
     records = perturb_expressions(records, how, seed=common.seed) if how else records
     ranker = load_source(model, "ranker", **common.load)

@@ -203,11 +203,11 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
          parameter: Parameters = None, file: ParametersFile = None,
          shards: Annotated[list[int] | None, typer.Option(min=1, metavar="N", help=(
              "number of shards; repeat the option to compare several; default: 1, 2, 4 and 8"))] = None,
-         again: Annotated[bool, typer.Option("--again", help="repeat the calibration")] = False,
+         again: Annotated[bool, typer.Option("--again", help="measure the speed again")] = False,
          outputs: Outputs = None, as_json: Json = False) -> None:
     """Predict the hours, memory and disk space of a run and its shards on this machine.
 
-    Calibrates for about a minute first. The table also shows what finished runs took."""
+    First measures the model's speed for about a minute. The table also shows the time and memory of finished runs."""
     from qgcam_lib.runs.shards import forecast
 
     frame = forecast(notebook_path(notebook), given_parameters(parameter, file), shards or (1, 2, 4, 8),
@@ -215,8 +215,8 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
     costs = frame.attrs
     if as_json:
         return echo_json(costs | {"rows": rows_of(frame)})
-    say(f"{costs['pictures']} pictures on {costs['device']}: {costs['asking']:.0f} s of asking in all, and "
-        f"{costs['fixed']:.0f} s that every shard pays; tables and figures come on top, once")
+    say(f"{costs['pictures']} pictures on {costs['device']}: the model needs {costs['asking']:.0f} s for all of them, "
+        f"and each shard {costs['fixed']:.0f} s more; the time for tables and figures is not included")
     echo_table(frame.dropna(axis="columns", how="all"), "{:.3g}".format)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ea524b63
@@ -248,11 +248,11 @@ def _echo_comparison(table: Any, level: float) -> None:
     for pair in table.attrs["pairs"]:
         rows = table[(table["table"] == pair["table"]) & (table["model_a"] == pair["model_a"])
                      & (table["model_b"] == pair["model_b"])]
-        say(f"\n{pair['table']}: a = {pair['model_a']}, b = {pair['model_b']}; {pair['paired']} pairs of "
-            f"{pair['rows_a']} and {pair['rows_b']} examples, {pair['fall_away']} fall away")
+        say(f"\n{pair['table']}: a = {pair['model_a']}, b = {pair['model_b']}; {pair['paired']} examples "
+            f"are in both, of {pair['rows_a']} in a and {pair['rows_b']} in b; {pair['fall_away']} rows are left out")
         if len(rows):
             echo_table(readable(rows, level))
-    say("\nIntervals and p-values respect groups; nothing is corrected for the number of tests.")
+    say("\nIntervals and p-values are clustered by group, and not corrected for the number of tests.")
 
 # %% ../../nbs/lib/cli/07_results.ipynb #631d09e5
 _RUN = "a run (id, folder, or notebook: its newest), a folder of `qgcam evaluate`, or a table of scores by id"
@@ -275,8 +275,9 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "model of RUN_A; default: every model that both runs have, or the only model of each run"))] = "",
-            model_b: Annotated[str, typer.Option(help="model of RUN_B")] = "",
+                "model of RUN_A; default: pair the main models of the two runs, and all models that both have"))] = "",
+            model_b: Annotated[str, typer.Option(help=(
+                "model of RUN_B; if you give only one of the two, it is used for both runs"))] = "",
             metrics: Metrics = None,
             allow: Annotated[bool, typer.Option("--allow", help=(
                 "compare the runs even if their data or scoring differ"))] = False,

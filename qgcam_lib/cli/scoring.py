@@ -33,9 +33,10 @@ def choice(text: str, *names: str) -> Any:
     return Annotated[str, typer.Option(help=f"{text}: {', '.join(names[:-1])} or {names[-1]}")]
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #c5c0ec42
-TIES = "treatment of ties (equal scores, or equal maxima of a map)"
-MISSING = "what to do with a record that only one of the files has"
-Missing = choice(MISSING, "raise (an error)", "undefined (its score is undefined)")
+TIES = "treatment of ties"
+MISSING = "treatment of missing data"
+Missing = choice(MISSING, "raise (an error if a score is missing)",
+                 "undefined (a record with a missing score has an undefined result)")
 Kind = Annotated[str | None, typer.Option(help=(
     "kind of the scores: logit, cosine, probability, log-probability or distance; default: inferred from the values"))]
 Out = Annotated[Path | None, typer.Option(help="also write one row per record to this file: .csv, .parquet or .json")]
@@ -47,16 +48,17 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps" + _S
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bfloat16" + _SETTING)]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="number of images per batch" + _SETTING)]
 Limit = Annotated[int, typer.Option(min=0, help=(
-    "use about this many records: all records of images drawn at random with --seed; 0: all"))]
+    "use only this many records, drawn at random with --seed; 0: all"))]
 Store = Annotated[Path | None, typer.Option(help=(
     "save the model's outputs in this folder; repeat the command to resume a stopped run"))]
 OnError = Annotated[str, typer.Option(help=(
-    "when a record fails: raise (stop), or record (note the error and continue)"))]
+    "if an example fails: raise (stop with an error) or record (note the error and continue)"))]
 Scores = Annotated[Path | None, typer.Option(help=(
     "also write the model's scores to this file: .csv, .parquet or .json"))]
 Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress bar")]
 BoxFormat = Annotated[str | None, typer.Option(help=(
-    "order of a box's numbers: xyxy, xywh or yyxx; default: read from the file"))]
+    "order of a box's numbers: xyxy (two corners), xywh (corner, width, height) or yyxx (y0, y1, x0, x1); default: the "
+    "usual order of the file's format"))]
 Images = Annotated[list[Path], typer.Argument(exists=True, help="one or more folders of images")]
 FILE, FILE_HELP = ("-f", "--file"), "read settings from a YAML file, one NAME: VALUE per line; options take precedence"
 Metrics = Annotated[list[str] | None, typer.Option(help="report only these scores, separated by commas")]

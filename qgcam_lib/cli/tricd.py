@@ -21,7 +21,13 @@ from ..storage.files import read_json
 tricd_app = Commands("TRICD, contextual phrase detection: score detections and answers, and check the evaluator.")
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #87d52931
-_Split = Annotated[str | None, typer.Option(help="test or val; default: the split that the folder has")]
+_Split = Annotated[str | None, typer.Option(help="test or val; default: test, or val if the folder has only val")]
+_Ties = scoring.choice(scoring.TIES, (
+    "first (at equal scores, group recall puts the pair with a true caption first, AP the lower image id, as in the "
+    "authors' code)"), "pessimistic (false captions come first)")
+_ImageIds = Annotated[str, typer.Option(help=(
+    "meaning of an image id in the predictions: 'pair' (TRICD's id), 'file' (the file name), or the path of a JSON "
+    "file {id: pair}"))]
 
 
 def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
@@ -38,12 +44,13 @@ def _annotations(text: str | None, split: str | None, kind: str = "grounding") -
         raise FileNotFoundError(f"no annotations in {settings.data_root}/raw/tricd. Name the file, or get it: "
                                 "qgcam data fetch tricd")
     if text not in (None, "tricd", "miniworld-tricd") and not Path(text).is_dir():
-        raise FileNotFoundError(f"{text}: no such file or folder, and not 'tricd' or 'miniworld-tricd'")
+        raise FileNotFoundError(f"{text}: no such file or folder. Give one, or the name tricd or miniworld-tricd")
     folder = tricd_folder(text or "tricd")
     files = tricd_files(folder, split or tricd_splits(folder)[0])
     path = files.grounding if kind == "grounding" else files.questions
     if path is None:
-        raise FileNotFoundError(f"{folder}: no TRICD_{kind}_{files.split}.json there")
+        raise FileNotFoundError(f"{folder}: there is no TRICD_{kind}_{files.split}.json in this folder. Name another "
+                                "folder, or the file")
     return path
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #fcaf1a98
@@ -67,7 +74,8 @@ def _mapping(text: str | None, name: str, choices: Sequence[str]) -> Any:
         return int(text) if text in ("0", "1") else text
     path = Path(text)
     if not path.is_file():
-        raise ValueError(f"{name}: expected {', '.join(choices)} or a file, got {text}; there is no such file")
+        raise ValueError(f"{name}: expected {', '.join(choices)} or the path of a file, got {text}, which does not "
+                         "exist")
     return read_json(path) if path.suffix == ".json" else path.read_text(encoding="utf-8").splitlines()
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #5572be22
@@ -108,11 +116,10 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  "report recall and group recall at these k"))] = "1,5",
              n_bootstrap: Bootstrap = 1000,
              n_subsets: Annotated[int, typer.Option("--subsets-90", min=0, help=(
-                 "number of random subsets of 90 % of the groups, as in the paper"))] = 0,
+                 "also report the standard deviation over this many random subsets of 90 % of the groups, as in the "
+                 "paper; 0: none"))] = 0,
              level: Level = 0.95, seed: Seed = 0,
-             ties: scoring.choice(scoring.TIES, "first (true image first)", "pessimistic (true image last)") = "first",
-             image_ids: Annotated[str, typer.Option(help=(
-                 "what image ids are: 'pair' (TRICD's ids), 'file' (file names), or a JSON file {id: pair}"))] = "pair",
+             ties: _Ties = "first", image_ids: _ImageIds = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
                  "meaning of a category id in the predictions: 'id' (a phrase's id), '0' or '1' (the phrase's position "
                  "in its pair, counted from 0 or 1), or the path of a file with the vocabulary"))] = None,
@@ -121,7 +128,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     """Score a file of detections: AP, recall, group recall and upper bound with intervals. Needs no model.
 
     --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
-    merged_recall, upper_bound and group_recall.
+    merged_recall, upper_bound and group_recall. --out writes the table of scores, one row per subset and score.
 
     Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
     """
@@ -146,7 +153,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
         table = phrase_detection.evaluate(data, rows, **options)
     empty = set(options["subsets"] or ()) - set(table.loc[(table["n"] > 0) | (table["n_undefined"] > 0), "subset"])
     if options["by"] == "subset" and empty:
-        raise ExampleError(f"subset: the file has no pair of {', '.join(sorted(empty))}", file=path)
+        raise ExampleError(f"subset: the annotations have no pair of {', '.join(sorted(empty))}", file=path)
     scoring.write_files((out, table))
     if not as_json:
         return _echo_scores(table, data, rows, level)
@@ -163,9 +170,10 @@ def questions(answers: Annotated[Path, typer.Argument(help=(
                   "TRICD's VQA file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
               split: _Split = None,
               annotations: Annotated[Path | None, typer.Option(exists=True, help=(
-                  "TRICD's grounding file, whose groups are resampled for the intervals"))] = None,
+                  "TRICD's grounding file, whose groups are resampled for the intervals; default: resample sets of "
+                  "questions that share an image or a question"))] = None,
               n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
-              missing: scoring.choice(scoring.MISSING, "raise (an error)",
+              missing: scoring.choice(scoring.MISSING, "raise (an error if a question has no answer)",
                                       "wrong (an unanswered question counts as wrong)") = "raise",
               as_json: Json = False) -> None:
     """Score yes/no answers: macro-F1, accuracy and the number of unparsable answers per subset.
@@ -206,7 +214,7 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
           expected: Annotated[Path | None, typer.Option(exists=True, help=(
               "JSON file of the expected values, {metric: {subset: value}}"))] = None,
           seed: Seed = 0, as_json: Json = False) -> None:
-    """Check the evaluator on this machine: its properties, and its agreement with other programs.
+    """Check the evaluator on this machine: properties of its scores, agreement with COCO's and the authors' evaluator.
 
     Exit code: 0 every check that could be run passed, 1 one failed or a file is invalid, 2 usage error.
     """

@@ -1,4 +1,4 @@
-"""Training recipes: the mini models of the zoo, fine-tuning and what follows from it: `interpolate`."""
+"""Train the mini models of the zoo, fine-tune models, and `interpolate` between the weights before and after."""
 
 from .relcomp.interpolation import interpolate
 

@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     """
     argv = [*(sys.argv[1:] if argv is None else argv)]
     argv = ["--name", *argv] if argv and argv[0] in MINIS else argv
-    parser = argparse.ArgumentParser("python -m qgcam_lib.finetune", description="Train the mini models of data/zoo.")
+    parser = argparse.ArgumentParser("python -m qgcam_lib.finetune", description=(
+        "Train the mini models of data/zoo. Each field of a model's recipe is an option, too, such as --steps 2000."))
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--name", choices=[*MINIS], default="blip-mini", help="the model to train (default: blip-mini)")
     which.add_argument("--missing", action="store_true", help="train every model that the zoo lacks")

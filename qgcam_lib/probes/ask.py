@@ -89,7 +89,8 @@ def _ask(matcher: Any, pictures: list, prompts: list[tuple[str, ...]]) -> list[d
         row = row.detach().cpu().numpy() if hasattr(row, "detach") else row
         scores = np.asarray(row, np.float64)
         if scores.shape != (len(texts),) or not np.isfinite(scores).all():
-            raise ValueError(f"matcher: expected {len(texts)} finite scores of a picture, got {scores.tolist()!r:.60}")
+            raise ValueError(f"matcher: expected {len(texts)} finite scores for a picture, one per prompt, got "
+                         f"{scores.tolist()!r:.60}")
         rows.append({"scores": scores})
     return rows
 

@@ -145,7 +145,7 @@ def score_classes(groups: Sequence[ContextGroup], scores: pd.DataFrame | ScoreTa
     group is missing, all its scores are NaN.
     """
     if form_of(groups) is not ContextGroup:
-        raise ValueError(f"groups: expected groups of Probe-B, got {form_of(groups).__name__}")
+        raise ValueError(f"groups: expected groups of Probe-B, got {FORM_NAMES[form_of(groups)]}")
     table = scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
     scores_of, _, compared = rankings(groups, table, missing)
     there = [(row, place) for row, group in enumerate(groups) for place, name in enumerate(group.classes)

@@ -134,12 +134,12 @@ def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np
     present, queried = np.asarray(present), np.ones(values.shape, bool) if queried is None else np.asarray(queried)
     for name, mask in (("present", present), ("queried", queried)):
         if mask.shape != values.shape or not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"{name}: expected true or false for each of {values.shape} scores, got shape "
-                             f"{mask.shape} of {mask.dtype}")
+            raise ValueError(f"{name}: expected bool values of shape {values.shape}, as the scores, got "
+                             f"{mask.dtype} of shape {mask.shape}")
     present, queried = present.astype(bool), queried.astype(bool)
-    for wrong, text in ((present & ~queried, "present: expected only classes that `queried` marks, got another one"),
+    for wrong, text in ((present & ~queried, "present: expected only classes that `queried` has, got another one"),
                         (queried & ~np.isfinite(values), "scores: expected a finite score for each queried class, "
-                                                         "got none for a class")):
+                                                         "got NaN or infinity")):
         if wrong.any():
             raise ValueError(f"{text} in row {int(np.argwhere(wrong)[0][0])}")
     return np.where(queried, values, -np.inf), present, queried
@@ -256,8 +256,8 @@ class ScoreTable:
         table = table.dropna(subset="score").drop_duplicates(["image", "prompt", "score"])
         if (again := table.duplicated(["image", "prompt"])).any():
             one = table[again].iloc[0]
-            raise FormatError(f"{scores.attrs.get('file', 'scores')}: expected one score of a picture and a prompt, "
-                              f"got several for image {one['image']!r}, prompt {one['prompt']!r}")
+            raise FormatError(f"{scores.attrs.get('file', 'scores')}: expected one score for each image and prompt, "
+                              f"got two different ones for image {one['image']!r} and prompt {one['prompt']!r}")
         self.kind = kind or kind_of_card(scores.attrs.get("model"))
         self.scores = table.assign(score=self.kind.logits(table["score"])).set_index(["image", "prompt"])["score"]
 

@@ -63,8 +63,8 @@ def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
     elif "category" in frame:
         category = frame["category"]
     else:
-        raise ValueError("by: a table by category needs a column composition (of pairs) or category (from "
-                         f"score_classes()), got {list(frame.columns)}")
+        raise ValueError("by: for category, expected a column class (of score_classes), composition (of pairs) or "
+                         f"category, got {list(frame.columns)}")
     return frame.assign(category=category.where(category != "", NO_CATEGORY))
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #ed002769
@@ -89,7 +89,7 @@ def _same_rows(frame: pd.DataFrame, blind: pd.DataFrame, layout: RowLayout) -> p
     rows = frame[key].merge(blind.drop_duplicates(key), "left", key, indicator=True)
     if (alone := rows["_merge"] != "both").any():
         raise ValueError(f"blind: expected the rows of the frame, but {alone.sum()} of {len(rows)} are missing, the "
-                         f"first is {tuple(frame[key].iloc[int(alone.argmax())])}. Score the same groups by text alone")
+                         f"first is {tuple(frame[key].iloc[int(alone.argmax())])}. Score the same groups for both")
     return pd.DataFrame({name: rows[name].to_numpy(float, na_value=np.nan) for name in layout.metrics},
                         index=frame.index).where(frame[list(layout.metrics)].notna(), np.nan)
 
@@ -148,7 +148,7 @@ def compare_probe(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str | No
     """
     layout = layout_of(a)
     if layout_of(b).key != layout.key or layout_of(b).group != layout.group:
-        raise ValueError("a, b: expected scores of the same probe, got two kinds of frames")
+        raise ValueError("a, b: expected scores of the same probe, got frames with the columns of two probes")
     by = list(layout.by if by is None else [by] if isinstance(by, str) else by)
     a, b = ((with_categories(x) if "category" in by else x).assign(
         _row=x[list(layout.key)].astype(str).agg("\n".join, axis=1)) for x in (a, b))

@@ -44,13 +44,13 @@ def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
     """
     path, name = Path(path), split_name(split)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file of expressions, or folder of RefCOCOg")
+        raise FileNotFoundError(f"{path}: no such file or folder; expected a file of Ref-Adv or a folder of RefCOCOg")
     if path.suffix in SUFFIXES and path.suffix != ".json":
-        raise FormatError(f"{path}: expected the JSON of the expressions, got a table; are the two arguments "
-                          "exchanged? The scores come first")
+        raise FormatError(f"{path}: expected the JSON of the expressions, got a table. If it has the scores, give it "
+                          "before the expressions")
     if path.is_dir():
         if name and name not in _REFCOCOG:
-            raise ValueError(f"split: expected one of {_REFCOCOG} of a folder of RefCOCOg, got {split!r}; the splits "
+            raise ValueError(f"split: expected one of {_REFCOCOG} for a folder of RefCOCOg, got {split!r}. The splits "
                              "of Ref-Adv are in its JSON files")
         return refcocog(path, name or "test")
     expressions = read_ref_adv(path)
@@ -212,9 +212,9 @@ def _refuse_other_boxes(frame: pd.DataFrame, expressions: Sequence[Expression]) 
     if apart.any():
         one = both[apart].iloc[0]
         raise FormatError(f"{frame.attrs.get('file', 'scores')}: expected the boxes of the expressions, got "
-                          f"{[round(float(v), 1) for v in one[_BOX]]} for candidate {one['candidate']} of "
-                          f"{one['id']!r} ({apart.sum()} of "
-                          f"{len(both)} differ). Are the candidates in another order?")
+                          f"{[round(float(v), 1) for v in one[_BOX]]} for candidate {one['candidate']} of expression "
+                          f"{one['id']!r} ({apart.sum()} of {len(both)} boxes differ). Are the candidates in another "
+                          "order?")
 
 # %% ../../nbs/lib/referring/03_run.ipynb #7a6f0510
 def score_file(scores: str | Path | pd.DataFrame, expressions: str | Path | Sequence[Expression], *, split: str = "",

@@ -35,12 +35,12 @@ def score_matrix(expressions: Sequence[Expression], scores: pd.DataFrame) -> np.
             raise FormatError(f"{table.attrs.get('file', 'scores')}: " + text.format(id=id, k=place, n=boxes[k],
                                                                                      all=wrong.sum()))
 
-    refuse(rows < 0, "no expression has the id {id!r} ({all} rows are of unknown ids); are they of another split?")
+    refuse(rows < 0, "no expression has the id {id!r} ({all} rows have unknown ids). Are the scores of another split?")
     behind = places >= boxes
     if behind.any() and places.min() == 1 and (places <= boxes).all():
         refuse(behind, "candidates are counted from 0, but the column candidate begins at 1, and {all} of "
                f"{len(places)} rows name a box after the last. Subtract 1 from this column")
-    refuse(behind | (places < 0), "expression {id!r} has {n} candidates, so its places are 0 to n - 1, got {k}")
+    refuse(behind | (places < 0), "expression {id!r} has {n} candidates, counted from 0, got a score for candidate {k}")
     refuse(table.duplicated(["id", "candidate"]).to_numpy(), "expression {id!r} has two scores for candidate {k}")
     matrix = np.full((len(n), n.max(initial=0)), np.nan)
     matrix[rows, places] = table["score"]
@@ -56,7 +56,7 @@ def _refuse_missing(expressions: Sequence[Expression], matrix: np.ndarray, there
     if lost.any():
         row, place = np.argwhere(lost)[0]
         raise ExampleError(f"the score of candidate {place} is missing ({int(lost.any(1).sum())} of {len(lost)} "
-                           "expressions lack some)", expressions[row].id, "scores",
+                           "expressions have missing scores)", expressions[row].id, "scores",
                            "Complete the table, or pass missing='undefined' to count such expressions as undefined")
 
 # %% ../../nbs/lib/referring/02_score.ipynb #7a6f020b
@@ -85,9 +85,10 @@ def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, th
     a repeated id; ValueError for an option out of range, or if no expression has candidates.
     Source: METRICS of the compendium; Ref-Adv, section 4.1, which does not specify > or >=.
     """
-    if not 0 < threshold <= 1 or missing not in MISSING:
-        raise ValueError(f"threshold, missing: expected 0 < threshold <= 1 and missing to be one of {MISSING}, got "
-                         f"threshold={threshold!r} and missing={missing!r}")
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold: expected a number above 0 and up to 1, got {threshold!r}")
+    if missing not in MISSING:
+        raise ValueError(f"missing: expected one of {MISSING}, got {missing!r}")
     expressions = Expressions(expressions)
     n = np.array([len(one.candidates) for one in expressions], np.int64)
     if not n.any():

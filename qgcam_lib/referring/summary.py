@@ -31,8 +31,8 @@ from ..statistics.summary import TASKS
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0406
 def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> None:
     if lost := [column for column in columns if column not in frame]:
-        raise ValueError(f"{name}: expected the result of score_choices() or refer(), got a table without the columns "
-                         f"{lost}; it has {list(frame.columns)}")
+        wanted = "columns of the rows" if name == "by" else "rows of score_choices() or refer()"
+        raise ValueError(f"{name}: expected {wanted}, but there is no column {lost[0]!r} in {list(frame.columns)}")
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #cfc290c9
 def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any) -> pd.DataFrame:
@@ -71,8 +71,8 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame, key: list[str]) -> None:
     if apart.any():
         one = both[apart].iloc[0]
         raise ValueError(f"a, b: expected the same candidates in both, but {apart.sum()} expressions differ. For "
-                         f"example, expression {one['id']!r} has {one['n_candidates_x']} in a (accuracy by chance "
-                         f"{one['random_x']:.3f}) and {one['n_candidates_y']} in b ({one['random_y']:.3f})")
+                         f"example, expression {one['id']!r} has {one['n_candidates_x']} in a (chance "
+                         f"{one['random_x']:.3f}) and {one['n_candidates_y']} in b (chance {one['random_y']:.3f})")
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #ec4e65e2
 def compare_choices(a: pd.DataFrame, b: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any
@@ -127,7 +127,7 @@ def compare_splits(frame: pd.DataFrame, a: str, b: str, *, equal: str | None = "
     _need(frame, ["correct", "random", "group", "split", *([equal] if equal else [])])
     for name in (a, b):
         if not (frame["split"] == name).any():
-            raise ValueError(f"split: expected one of {sorted(frame['split'].unique())}, got {name!r}")
+            raise ValueError(f"a, b: expected splits of the frame, {sorted(frame['split'].unique())}, got {name!r}")
     part = frame[frame["split"].isin([a, b])]
     rows = part[part["correct"].notna()]
     strata, kinds = pd.factorize(rows[equal] if equal else np.zeros(len(rows)))

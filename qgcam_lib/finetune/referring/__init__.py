@@ -1,1 +1,1 @@
-"""Rankers of regions: their losses, their data as arrays, and their training, with negatives and beside questions."""
+"""Rankers of regions: their losses, their data as arrays, and their training, with negatives or with questions."""

@@ -183,7 +183,7 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
     for one in expressions:
         file = picture_file(one.image, images)
         if not one.candidates or not file.is_file():
-            raise ExampleError("no candidates" if file.is_file() else "there is no picture of this expression", one.id,
+            raise ExampleError("no candidate boxes" if file.is_file() else "no picture of this expression", one.id,
                                file, "Give candidates with data.referring, and the folder of the pictures.")
         targets = soft_targets(one.candidates, one.box)
         if targets.any() or keep_without_target:
@@ -265,14 +265,14 @@ def load_questions(questions: Iterable[Question], boxes: Mapping[str, Sequence[B
     """
     ordered = sorted(questions, key=lambda one: one.image)
     if silent := next((one for one in ordered if not one.answer), None):
-        raise ExampleError("the question has no answer", silent.id, remedy="Take a split with answers: train, val, "
+        raise ExampleError("the question has no answer", silent.id, remedy="Use a split with answers: train, val, "
                            "testdev")
     classes = tuple(Classes(ordered).names if classes is None else classes)
     number = {name: place for place, name in enumerate(classes)}
     usable = [one for one in ordered if boxes.get(one.image) and (keep_unknown or one.answer in number)]
     if not usable:
-        raise ParameterError(f"questions: expected some with a known answer and regions of their picture, got none "
-                             f"among {len(ordered)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
+        raise ParameterError("questions: expected some with a known answer and a picture in `boxes`, got none among "
+                             f"{len(ordered)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
     pictures = {picture: place for place, picture in enumerate(dict.fromkeys(one.image for one in usable))}
     files = {picture: picture_file(f"{picture}.jpg", images) for picture in pictures}
     for picture, file in files.items():

@@ -35,7 +35,7 @@ class TwoTasks(nn.Module):
     def __init__(self, ranker: ViLBERT, answers: int, seed: int = 0):
         super().__init__()
         if not isinstance(ranker, ViLBERT):
-            raise ParameterError("ranker: expected a ViLBERT, whose pooled states stand for picture and text, got "
+            raise ParameterError("ranker: expected a ViLBERT, which has a pooled state for picture and for text, got "
                                  f"{type(ranker).__name__}.")
         width = ranker.config.joint_hidden
         self.ranker = ranker
@@ -145,7 +145,7 @@ def _check_questions(network: TwoTasks, *several: QuestionData | None) -> None:
     for data in several:
         if data is not None and len(data.classes) != network.answer[-1].out_features:
             raise ParameterError(f"questions: expected the {network.answer[-1].out_features} classes of the network, "
-                                 f"got {len(data.classes)}. Load all with the classes of training.")
+                                 f"got {len(data.classes)}. Load the questions with the classes of the training.")
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #b861fcaa
 def start_questions(network: TwoTasks, data: QuestionData, recipe: RankerRecipe, dev: QuestionData | None = None,

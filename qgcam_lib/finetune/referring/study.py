@@ -244,9 +244,9 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     record, root = json.loads(file.read_text(encoding="utf-8")), Path(root or settings.data_root / "miniworld")
     longest = record["steps"] // record["recipe"]["log_every"]
     if record["way"] != "alone":
-        raise ParameterError(f"arm: expected one that was trained on expressions alone, got {arm!r} ({record['way']}).")
+        raise ParameterError(f"arm: expected one trained on expressions only, got {arm!r} ({record['way']}).")
     if not 0 < rows <= longest:
-        raise ParameterError(f"rows: expected 1 to {longest}, as many as {arm} has logged, got {rows}.")
+        raise ParameterError(f"rows: expected 1 to {longest}, the number of rows in the log of {arm}, got {rows}.")
     data, recipe = _learned(record, Path(study), root, cache, progress), RankerRecipe.stored(record["recipe"])
     network = vilbert.build_vilbert(vilbert.ViLBERTConfig.read(record["network"]), len(data.tokenizer),
                                     data.regions.features.shape[1], recipe.seed)

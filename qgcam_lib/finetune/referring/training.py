@@ -263,7 +263,7 @@ def check_data(data: Any, recipe: RankerRecipe) -> None:
     without, most = int((data.place < 0).sum()), int(np.bincount(data.of).max())
     if most > recipe.batch or without:
         raise ParameterError(f"batch, data: expected a batch of at least {most} (the texts of one picture) and a "
-                             f"target for each text, got a batch of {recipe.batch} and {without} texts without one.")
+                             f"target for each text, got a batch of {recipe.batch} and {without} texts without target.")
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #325d61f8
 def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev: Any = None, device: str = "cpu",

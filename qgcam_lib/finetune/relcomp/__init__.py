@@ -1,1 +1,1 @@
-"""RelComp: losses, fine-tuning of one or both towers, weights between before and after, and what each of them costs."""
+"""RelComp: losses, fine-tuning of one or both encoders, interpolation of the weights, and the scores at each alpha."""

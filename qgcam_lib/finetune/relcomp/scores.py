@@ -33,9 +33,9 @@ from ...storage.files import sha256_of
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #6c069a3c
 def rivals(groups: Sequence[RelCompGroup], at_once: int = 1000) -> list[int]:
-    """Return, per group, the index of the group with another image whose positive is most like its negative, -1: none.
+    """Return each group's rival: the index of the group whose positive is most similar to its negative, -1 for none.
 
-    Only groups of the same kind are rivals.
+    A rival has another image and is of the same kind.
     """
     words = CountVectorizer(binary=True, tokenizer=lambda text: text.rstrip(" .").split(), token_pattern=None,
                             dtype=np.float32).fit([text for g in groups for text in (g.positive, g.negative)])
@@ -114,7 +114,7 @@ def read_classes(folder: str | Path) -> pd.DataFrame:
         if not {"class", "prompt"} <= set(table):
             raise FormatError(f"{folder / 'classes.csv'}: expected the columns class and prompt, got {list(table)}.")
         if lost := sorted(set(table["class"]) - set(folders)):
-            raise FormatError(f"{folder / 'classes.csv'}: there are no folders for {lost[:5]}.")
+            raise FormatError(f"{folder / 'classes.csv'}: there are no folders for the classes {lost[:5]}.")
         return table.assign(name=table["class"].str.replace("_", " "))[["class", "name", "prompt"]]
     names = _imagenet_names(folder, folders) if all(re.fullmatch(r"n\d{8}", name) for name in folders) else \
         [name.replace("_", " ") for name in folders]
@@ -134,8 +134,8 @@ def _imagenet_names(folder: Path, numbers: list[str]) -> list[str]:
                 if len(lines) == len(IMAGENET_CLASSNAMES) else {number: words.split(",")[0] for number, words in lines}
             if not set(numbers) - names.keys():
                 return [names[number] for number in numbers]
-    raise FormatError(f"{folder}: expected ImageNet's {len(IMAGENET_CLASSNAMES)} folders, got {len(numbers)}. Put "
-                      "LOC_synset_mapping.txt beside them, or a classes.csv with the columns class and prompt.")
+    raise FormatError(f"{folder}: expected all {len(IMAGENET_CLASSNAMES)} folders of ImageNet, got {len(numbers)}. For "
+                      "a part, add LOC_synset_mapping.txt, or a classes.csv with the columns class and prompt.")
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #decd5f1f
 def class_prompts(classes: pd.DataFrame) -> list[str]:

@@ -133,7 +133,7 @@ class RelCompRecipe(Recipe):
     def __post_init__(self):
         if not 0 <= self.minimum_rate <= self.learning_rate:
             raise ParameterError(f"minimum_rate: expected 0 to learning_rate ({self.learning_rate}), got "
-                                 f"{self.minimum_rate}. The cosine falls from one to the other.")
+                                 f"{self.minimum_rate}. The cosine schedule ends at it.")
 
     def rate(self, step: int) -> float:
         """Return the rate of a step (from 0): a cosine from learning_rate to minimum_rate, lower in the warmup."""

@@ -239,4 +239,4 @@ def make_group(number: int, contradiction: str, *, seed: int = SEED) -> Group:
             group = Group(contradiction, name, plan.captions(background), tuple(pictures))
             if holds(group):
                 return group
-    raise RuntimeError(f"no {name} group after {_ATTEMPTS} attempts (number={number}, seed={seed})")
+    raise RuntimeError(f"no {name} group after {_ATTEMPTS} attempts (number={number}, seed={seed}). Use another seed")

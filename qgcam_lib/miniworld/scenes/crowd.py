@@ -152,7 +152,8 @@ def make_crowd(index: int, split: str, *, seed: int) -> Rendering:
         tops = picture.scene.top_level()
         if tops and rivals(picture.scene, tops[0].id):
             return crop(picture, _frame(picture, dice))
-    raise RuntimeError(f"no crowd after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed})")
+    raise RuntimeError(f"no crowd after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed}). Use another "
+                       "index or seed")
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #ea4f149f
 _SAME_NOUN, _SAME_COLOUR = 0.7, 0.35  # chances
@@ -247,4 +248,5 @@ def make_doubles(index: int, split: str, *, seed: int) -> Rendering:
         picture = paint_scene(draft_doubles(index, split, seed, size, attempt))
         if is_usable(picture.scene):
             return picture
-    raise RuntimeError(f"no scene after {_DOUBLES_ATTEMPTS} attempts (split={split}, index={index}, seed={seed})")
+    raise RuntimeError(f"no scene after {_DOUBLES_ATTEMPTS} attempts (split={split}, index={index}, seed={seed}). Use "
+                       "another index or seed")

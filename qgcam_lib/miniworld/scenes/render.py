@@ -218,14 +218,15 @@ def make_picture(
     if split not in ("train", "val", "test"):
         raise ValueError(f"split: expected 'train', 'val' or 'test', got {split!r}")
     if index < 0 or size < 32:
-        raise ValueError(f"index must be >= 0 and size >= 32, got index={index}, size={size}")
+        raise ValueError(f"index, size: expected index >= 0 and size >= 32, got index={index}, size={size}")
     natural = split != "test" if natural is None else natural
     for attempt in range(_ATTEMPTS):
         picture = paint_scene(draft_scene(index, split, seed, size, natural, attempt))
         if len(picture.scene.top_level()) >= 2:
             return picture
     text = f"split={split}, index={index}, seed={seed}, size={size}"
-    raise RuntimeError(f"no scene with two visible things after {_ATTEMPTS} attempts ({text})")
+    raise RuntimeError(f"no scene with two visible objects after {_ATTEMPTS} attempts ({text}). Use another "
+                       "index or seed")
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #e5695f56
 @delegates(make_picture)

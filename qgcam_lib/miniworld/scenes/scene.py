@@ -80,7 +80,8 @@ class Scene:
         for t in self.things:
             if t.id == number:
                 return t
-        raise KeyError(f"scene {self.split}/{self.index} has no thing {number}; it has {[t.id for t in self.things]}")
+        raise KeyError(f"number: expected the id of an object of scene {self.split}/{self.index}, one of "
+                       f"{[t.id for t in self.things]}, got {number}")
 
     def top_level(self) -> list:
         "Return all objects that are not worn by another."

@@ -54,13 +54,13 @@ def _held(root: Path, made: dict, of: str) -> dict[str, int]:
     if card is None:
         strange = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
         if strange:
-            raise ValueError(f"root: expected an empty folder or a miniworld, but {root} has no {CARD} and holds "
-                             f"{strange[:3]}; give another folder")
+            raise ValueError(f"root: expected an empty folder or a miniworld, but {root} has no {CARD} and contains "
+                             f"{strange[:3]}. Give another folder")
         return {}
     for key, value in made.items():
         if card.get(key) != value:
-            raise ValueError(f"{key}: expected {value!r}, but {root} was made with {card.get(key)!r}; "
-                             "give another folder or delete this one")
+            raise ValueError(f"{key}: expected {value!r}, but {root} was made with {card.get(key)!r}. "
+                             "Give another folder, or delete this one")
     return card[of]
 
 # %% ../../../nbs/lib/miniworld/writers/01_files.ipynb #cea16883

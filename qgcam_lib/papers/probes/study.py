@@ -299,6 +299,22 @@ def train_anew(study: RelCompStudy, sets: StudySets, before: Any, stream: str, s
     return {part: frame.assign(seed=seed) for part, frame in frames.items()}
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #4dd19c89
+_OPTIONS = {
+    "coco": "name or folder of COCO", "genome": "name or folder of Visual Genome",
+    "classes": "name or folder of the classes for zero-shot classification",
+    "model": "dual encoder to fine-tune, a name from `qgcam models`", "weights": "its weights, as in load_model",
+    "train": "training groups of each kind; 0: all", "test": "test groups of each kind; 0: all",
+    "probe_limit": "groups of Probe-R, and pairs of each kind of Probe-C; 0: all",
+    "spared": "share of Visual Genome's images that Probe-R leaves to RelComp",
+    "class_limit": "zero-shot images per class; 0: all", "tagger": "nltk, spacy, hanta or auto",
+    "draw": "seed for drawing groups", "steps": "steps of a training; 0: see --epochs", "batch": "groups per step",
+    "learning_rate": "learning rate at the first step", "weight_decay": "weight decay of the optimizer",
+    "warmup": "steps of the warm-up",
+    "cooldown": "not used", "clip": "largest norm of the gradient; 0: no limit", "images": "not used",
+    "log_every": "steps averaged in a row of the log", "epochs": "passes over the training groups",
+    "minimum_rate": "learning rate at the end of the cosine", "momentum": "momentum of the optimizer"}
+
+
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run a study; the command line of `python -m qgcam_lib.papers.probes`. Returns its folder."""
     parser = argparse.ArgumentParser(prog="python -m qgcam_lib.papers.probes",
@@ -309,15 +325,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=STREAMS,
                         help="encoders to fine-tune: V (image), T (text), VT (both) (default: all three)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of trainings per stream (default: {SEEDS})")
-    parser.add_argument("--keep", default="T-0", help="training whose weights are stored, as STREAM-SEED")
+    parser.add_argument("--keep", default="T-0",
+                        help="training whose weights are stored, as STREAM-SEED (default: T-0)")
     parser.add_argument("--device", default="cpu", help="torch device, such as cpu or cuda (default: cpu)")
     defaults = {Setup: Setup(), RelCompRecipe: RECIPE}
-    for values, about in zip(defaults.values(), ("the data and the model", "the training")):
+    for values in defaults.values():
         for field in fields(values):
             value = getattr(values, field.name)
             if field.name not in ("stream", "seed") and isinstance(value, int | float | str):
                 parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(value), default=value,
-                                    help=f"setting of {about} (default: {value})")
+                                    help=f"{_OPTIONS.get(field.name, field.name)} (default: {value})")
     options = parser.parse_args(argv)
     setup, recipe = (replace(values, **{field.name: getattr(options, field.name) for field in fields(values)
                                         if field.name in options}) for values in defaults.values())

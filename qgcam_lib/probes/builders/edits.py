@@ -77,9 +77,9 @@ def keep_only(picture: np.ndarray, keep: np.ndarray, filler: np.ndarray) -> np.n
     and a full mask (nothing would be replaced).
     """
     if not keep.any():
-        raise ValueError("keep: the mask is empty, nothing would be kept")
+        raise ValueError("keep: expected a mask of the pixels to keep, got an empty mask")
     if keep.all():
-        raise ValueError("keep: the mask covers the picture, nothing would be replaced")
+        raise ValueError("keep: expected a mask that leaves pixels to replace, got one that covers the picture")
     return np.where(keep[..., None], picture, filler)
 
 # %% ../../../nbs/lib/probes/builders/03_edits.ipynb #e753132e
