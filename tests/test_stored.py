@@ -68,7 +68,7 @@ def finished(tmp_path_factory):
     path = folder / "demo.ipynb"
     cells = [new_code_cell("limit: int = 3  # how many", metadata={"tags": ["parameters"]}),
              new_markdown_cell("Twice."),
-             new_code_cell("import sys\nprint('10%|#  | 1/10', file=sys.stderr)\nlimit * 2")]
+             new_code_cell("import sys\nprint('Compiling the scores ...\\r10%|#  | 1/10', file=sys.stderr)\nlimit * 2")]
     nbformat.write(new_notebook(cells=cells), path)
     run = run_notebook(path, {"limit": 5}, outputs=folder / "outputs", progress=False).folder
     update_run(run, git={"commit": "f" * 40, "dirty": False})
