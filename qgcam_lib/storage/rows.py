@@ -248,7 +248,7 @@ def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any]) -> Path | No
         if one.ndim != 2 or one.size == 0 or not np.isfinite(one).all():
             raise ValueError(f"maps: expected finite 2-D maps [h, w], got shape {one.shape} for {shown(id)}")
     if len(set(ids)) != len(ids):
-        raise ValueError("ids: expected distinct ids, got one twice")
+        raise ValueError(f"ids: expected distinct ids, got {shown(next(id for id in ids if ids.count(id) > 1))} twice")
     if not ids:
         return None
     path = self._write(save(dict(zip(ids, maps)), {"ids": json.dumps(ids)}))
