@@ -190,7 +190,7 @@ _SHARES = ("difference", "ci_low", "ci_high", "value", "value_a", "value_b", "ra
 
 
 def in_points(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """A frame with shares multiplied by 100, for a page. columns: names of the columns to scale; none: the frame's
+    """A frame with shares multiplied by 100, for a page. columns: names of the columns to scale; if none, the frame's
     numeric columns among the usual names for accuracies and differences."""
     usual = [name for name in _SHARES if name in frame and pd.api.types.is_numeric_dtype(frame[name])]
     return frame.assign(**{name: 100 * frame[name] for name in columns or usual})

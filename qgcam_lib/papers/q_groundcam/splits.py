@@ -156,7 +156,7 @@ def score_summary(frames: pd.DataFrame | Mapping[str, pd.DataFrame], metrics: Co
     for model, frame in ({"": frames} if isinstance(frames, pd.DataFrame) else frames).items():
         failed = frame["error"].notna() if "error" in frame else pd.Series(False, index=frame.index)
         if failed.all():
-            raise ValueError(f"Expected at least one scored example for {model!r}, but all {len(frame)} failed. "
+            raise ValueError(f"frames: expected a scored example of {model!r}, but all {len(frame)} failed. "
                              "Look at the column `error`.")
         part = summarize(frame[~failed], list(metrics), **options)
         part.insert(0, "model", model)
