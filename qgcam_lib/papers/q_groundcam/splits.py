@@ -138,7 +138,7 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
         rows.append(_row(setting, *next(fits, (None, {}))))
     if wrong := sorted(set(run_ids) - {row["run_id"] for row in rows}):
         raise ValueError(f"run_ids: expected finished runs of q_groundcam that match a row of Table 1, got {wrong}. "
-                         "Leave `runs` empty to take the newest ones.")
+                         "Without ids (in a notebook: with empty `runs`), the newest runs are taken.")
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #c5016382
