@@ -130,8 +130,7 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
     right: [N], 1 or 0 for each choice (a fraction for ties), NaN is ignored. chance: accuracy by chance, one number or
     [N]. groups: [N], the group of each choice; None if the choices are independent. undone: name of a mistake -> a
     function that returns `right` without it, called only if the mean is nearer to chance than to 1. A mistake is
-    reported if undoing it gains more than 0.1 with z > 4. Worse than chance means z < -4. what: what `right` counts,
-    for the texts.
+    reported if undoing it gains 0.1 with z > 4. Worse than chance: z < -4. what: what `right` counts, for the texts.
     """
     right = np.asarray(right, np.float64)
     groups, is_defined = np.arange(len(right)) if groups is None else np.asarray(groups), ~np.isnan(right)
