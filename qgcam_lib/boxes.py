@@ -113,7 +113,7 @@ def union_box(boxes: ArrayLike) -> np.ndarray:
     """The smallest box that contains all of `boxes` ([k, 4], k >= 1) -> [4] float64. MDETR's merged phrase box."""
     b = as_boxes(boxes)
     if len(b) == 0:
-        raise ValueError("union_box: expected at least one box, got none; skip phrases without boxes")
+        raise ValueError("boxes: expected at least one box to merge, got none; skip phrases without boxes")
     return np.concatenate([b[:, :2].min(0), b[:, 2:].max(0)])
 
 # %% ../nbs/lib/02_boxes.ipynb #fe49d6ae

@@ -101,7 +101,8 @@ def read_settings_file(path: str | Path) -> dict[str, str]:
         raise SettingsError(f"{path}: expected lines `key = value` under [qgcam]: {error}") from error
     others = [name for name in parser.sections() if name != "qgcam"]
     if others:
-        raise SettingsError(f"{path}: expected the one section [qgcam], given [{others[0]}]. Move its keys there.")
+        raise SettingsError(f"{path}: expected only the section [qgcam], given also [{others[0]}]. Move its keys to "
+                            "[qgcam].")
     values = dict(parser["qgcam"]) if parser.has_section("qgcam") else {}
     _refuse_unknown(list(values), str(path))
     return values

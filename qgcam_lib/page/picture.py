@@ -140,7 +140,8 @@ def as_lines(text: str | Sequence[str]) -> tuple[str, ...]:
     """One or several texts as a tuple of lines, without empty ones. TypeError for any other type."""
     texts = [text] if isinstance(text, str) else list(text)
     if wrong := [one for one in texts if not isinstance(one, str)]:
-        raise TypeError(f"expected a text or a list of texts, given {wrong[0]!r} ({type(wrong[0]).__name__})")
+        raise TypeError(f"result box: expected a text or a list of texts, given {wrong[0]!r} "
+                        f"({type(wrong[0]).__name__})")
     return tuple(" ".join(one.split()) for one in texts if one.strip())
 
 # %% ../../nbs/lib/page/02_picture.ipynb #c19f19f9

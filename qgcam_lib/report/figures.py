@@ -82,7 +82,7 @@ def interval_figure(summary: pd.DataFrame, *, y: str = "metric", series: str = "
                     names: Mapping[str, str] | None = None, scale: float = 1, xlabel: str = "mean, 95 % interval",
                     chance: float | Mapping[str, float] | None = None, guide: str = "chance",
                     limits: tuple[float, float] | None = (0, 1), counted: str = "", title: str = "") -> Figure:
-    """Values with their intervals as points, by default on axes from 0 to `scale`; hollow points have no interval.
+    """Values with their intervals as points, by default on axes from 0 to `scale`; hollow: no interval, or width 0.
 
     summary: value, ci_low, ci_high and the columns named in y (a line), series (a marker) and panels (an axis, '' for
     a single axis). names: labels for the values of these columns, in display order. scale: 100 shows shares in percent.

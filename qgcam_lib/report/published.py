@@ -114,7 +114,7 @@ class PaperTable:
         """A frame with the names of its lines as index; ValueError where two rows have the same name."""
         names = self.names(frame)
         if names.has_duplicates:
-            raise ValueError(f"Expected one row per {', '.join(self.rows)} and column, but got several for "
+            raise ValueError(f"summary: expected one row per {', '.join(self.rows)} and column, but got several for "
                              f"{names[names.duplicated()][0]}. Pass the rows of one run only.")
         return frame.set_index(names)
 

@@ -154,10 +154,10 @@ def score_table(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | N
                 unranked: Collection[str] = (), intervals: bool = True, caption: str = "") -> MarkedTable:
     """A summary in the layout of a printed table, ours or the paper's own (`printed_summary`).
 
-    rows: the lines to show, in order (the columns `table.rows`, and `why` for lines that were not run); None, and for
-    lines that are not in it: the order of the summary. unranked: models that are shown but not ranked. intervals:
-    put the interval under the mean. Columns without any value, defined or undefined, are left out; n, undefined and
-    note come after the scores. Marks are computed from the unrounded means.
+    rows: the lines to show first, in this order (the columns `table.rows`, and `why` for lines that were not run);
+    then follow the other lines of the summary, in its order. None: all lines in the order of the summary. unranked:
+    models that are shown but not ranked. intervals: put the interval under the mean. Columns without any value, defined
+    or undefined, are left out; n, undefined and note come after the scores. Marks are computed from unrounded means.
     ValueError if the summary has none of the table's columns, or two rows for one cell.
     """
     lines = _lines(summary, table, rows)
@@ -190,7 +190,7 @@ _SHARES = ("difference", "ci_low", "ci_high", "value", "value_a", "value_b", "ra
 
 
 def in_points(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """A frame with shares multiplied by 100, for a page. columns: names of the columns to scale; none: the frame's
+    """A frame with shares multiplied by 100, for a page. columns: names of the columns to scale; if none, the frame's
     numeric columns among the usual names for accuracies and differences."""
     usual = [name for name in _SHARES if name in frame and pd.api.types.is_numeric_dtype(frame[name])]
     return frame.assign(**{name: 100 * frame[name] for name in columns or usual})

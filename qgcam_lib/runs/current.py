@@ -152,7 +152,7 @@ def colophon(self: Run) -> Colophon:
     return Colophon(update_run(self.folder, machine=machine()))
 
 # %% ../../nbs/lib/runs/04_current.ipynb #58494ef0
-LOCK_WAIT = 5.0  # seconds; an orphaned kernel needs one second to notice
+LOCK_WAIT = 5.0  # seconds; a kernel needs one second to notice that its runner was killed
 
 
 @contextlib.contextmanager

@@ -58,8 +58,8 @@ def wide(table: Any) -> str:
 def table_page(frame: "pd.DataFrame", caption: str, source: str, *, limit: int = 500, shown: str = "") -> str:
     """An HTML page with the first `limit` rows of a pandas frame, its caption, and a source line.
 
-    shown: HTML of the table from the notebook (`shown_tables`), used instead of the frame. Numbers have three digits, a
-    missing value is a dash, and texts are escaped, never shown as HTML.
+    shown: HTML of the table from the notebook (`shown_tables`), used instead of the frame. Numbers have three decimals,
+    a missing value is a dash, and texts are escaped, never shown as HTML.
     """
     from qgcam_lib.page.table import show
 

@@ -82,7 +82,7 @@ _SIMPLE = {Any: Any, object: Any, str: Annotated[str, Strict()], int: Annotated[
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #0b4992de
 def _choice(options: tuple, value: Any, info: Any) -> Any:
-    """The option that equals `value` in value and type or, if the context is true, whose text equals `value`."""
+    """The option equal to `value` in value and type; if the context is true, also the one whose text is `value`."""
     for option in options:
         if (type(value) is type(option) and value == option) or (info.context and value == str(option)):
             return option

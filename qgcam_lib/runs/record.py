@@ -97,7 +97,7 @@ def versions() -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #3c23a86e
 def machine() -> dict[str, Any]:
-    """Operating system, processor, number of cores and, if torch is loaded, its instruction set and the GPU.
+    """Operating system, processor, number of cores and, if torch is loaded, the instruction set it uses and the GPU.
 
     The last digits of a network's outputs depend on the instruction set ("AVX512", "AVX2", "DEFAULT" for neither).
     """
@@ -265,7 +265,7 @@ def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
     if differences := changed_outputs(folder, kinds):
         more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
         raise RunError(f"run {Path(folder).name}: {differences[0]}{more}. Run the notebook again with the same "
-                       "parameters. The changed folder is then kept under another name.", Path(folder))
+                       "parameters. A folder with changed files is then kept under another name.", Path(folder))
 
 # %% ../../nbs/lib/runs/03_record.ipynb #5569aa22
 def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:

@@ -288,8 +288,8 @@ def compare_with_reference(folder: str | Path, reference: str | Path) -> list[Di
     folder, reference = Path(folder), Path(reference)
     record, about = finished_run(folder, ("table",)), read_reference(reference)
     if not about:
-        raise RunError(f"run {folder.name}: {reference} has no reference for this run. Create it with: make papers",
-                       folder)
+        raise RunError(f"run {folder.name}: expected the numbers of its stored page in {reference / REFERENCE_FILE}, "
+                       "which does not exist. Create it with: make papers", folder)
     both = about, record
     values = [{name: value for name, value in each["parameters"].items() if name != "runs"} for each in both]
     differences = [Difference("parameters", name, values[0].get(name, "not there"), values[1].get(name, "gone"))
@@ -303,8 +303,8 @@ def compare_with_reference(folder: str | Path, reference: str | Path) -> list[Di
 
 # %% ../../nbs/lib/runs/08_reference.ipynb #5c74fd18
 _MOST = 40  # lines per run
-MEANT = ("If the change is meant, commit it and store the pages and their references anew: make papers. "
-         "If not, it is a defect of what was changed.")
+MEANT = ("If the differences are intended, commit the change and store the pages and their references again: make "
+         "papers. If not, the change has introduced an error.")
 
 
 def report(folder: str | Path, reference: str | Path, *, strict: bool = False) -> tuple[bool, list[str]]:

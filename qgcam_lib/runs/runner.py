@@ -270,8 +270,8 @@ def _is_finished(plan: RunPlan, say: Callable[[str], object]) -> bool:
     if differences:
         moved = all(line.endswith(" is gone") for line in differences) or _set_aside(plan.folder)
         more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
-        where = f" The folder as it was is kept in {moved}." if isinstance(moved, Path) else ""
-        say(f"run {plan.run_id}: {differences[0]}{more}. It is computed again.{where}")
+        where = f" The changed folder is kept as {moved}." if isinstance(moved, Path) else ""
+        say(f"run {plan.run_id}: {differences[0]}{more}. The run is computed again.{where}")
     return not differences
 
 # %% ../../nbs/lib/runs/05_runner.ipynb #1469670f
@@ -292,7 +292,7 @@ def _compute(plan: RunPlan, lock: int, timeout: int | None, progress: bool) -> f
             raise
         cell, hint = f" in cell [{details['cell']}]" if details["cell"] else "", ""
         if (stopped := plan.folder / "run.error.ipynb").is_file():
-            hint += f" The notebook as far as it came: {stopped}."
+            hint += f" The notebook with its outputs up to the error: {stopped}."
         if (aside := _aside(plan.folder)).exists():
             hint += f" The earlier result is kept in {aside}."
         raise RunError(f"run {plan.run_id} of {plan.notebook.name} failed{cell}: {details['type']}: "
@@ -323,7 +323,7 @@ def run_notebook(notebook: str | Path, parameters: Mapping[str, Any] | None = No
         plan = plan_run(notebook, parameters, outputs=outputs, progress=progress)
     plan = as_shard(plan, shard)
     if is_held(plan.folder):
-        say(f"run {plan.run_id}: another process computes it; waiting until it has ended (Ctrl-C stops waiting).")
+        say(f"run {plan.run_id}: another process is computing it; waiting until it has ended (Ctrl-C stops waiting).")
     with lock_run(plan.folder, math.inf) as lock:
         finished, aside = _is_finished(plan, say), _aside(plan.folder)
         if finished and not force:

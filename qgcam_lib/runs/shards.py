@@ -43,7 +43,7 @@ def _why_not(plan: RunPlan) -> str:
         if record and record["parameters"] == to_json(plan.parameters):
             there = _made_from(record)
             changed = sorted(name for name in here | there if here.get(name) != there.get(name))
-            return f"one was computed before a change of: {', '.join(changed) or 'the settings'}"
+            return f"an earlier one was computed before a change of: {', '.join(changed) or 'the settings'}"
     return "it was not computed"
 
 # %% ../../nbs/lib/runs/12_shards.ipynb #9ecbc7df
@@ -127,7 +127,7 @@ def run_parts(notebook: str | Path, parameters: Mapping[str, Any] | None = None,
     """The command `qgcam run`. shards: number of shards. shard: "k/n" computes only the k-th of n shards, "gather/n"
     the run from n finished shards; "" the run. options, result and errors as in `run_notebook`; ValueError for both."""
     if shard and shards > 1:
-        raise ValueError(f"shard, shards: expected one of them, got {shard!r} and {shards}")
+        raise ValueError(f"shard, shards: expected only one of them, got {shard!r} and {shards}; leave one out")
     what, _, n = shard.partition("/")
     if what == "gather":
         return _gather(notebook, parameters, shard_of(f"1/{n}")[1], **options)

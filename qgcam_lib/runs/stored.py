@@ -98,8 +98,8 @@ def with_outputs(source: Any, executed: Any) -> Any:
     done = [cell for cell in ran.cells if cell.cell_type == "code"
             and "injected-parameters" not in cell.get("metadata", {}).get("tags", [])]
     if [cell.source for cell in done] != [cell.source for cell in mine]:
-        raise ValueError("executed: expected the code cells of the source, but the notebook has changed since. "
-                         "Run it again")
+        raise ValueError("executed: expected the same code cells as in the source notebook, which has changed since "
+                         "this run. Run it again")
     for cell, other in zip(mine, done):
         cell.outputs, cell.execution_count = _kept_outputs(other), None
     return made
@@ -117,8 +117,8 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
     record = finished_run(folder, ("notebook", "table"))
     git = record.get("git") or {}
     if not git.get("commit") or git.get("dirty"):
-        raise RunError(f"run {folder.name} of {notebook.name} was computed with uncommitted changes, so no commit "
-                       "identifies its code. Commit them and run it again: make papers", folder)
+        raise RunError(f"run {folder.name} of {notebook.name} was computed without git or with uncommitted changes, so "
+                       "no commit identifies its code. Commit them and run it again: make papers", folder)
     try:
         made = with_outputs(notebook, folder / "run.ipynb")
     except ValueError as error:

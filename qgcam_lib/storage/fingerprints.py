@@ -302,7 +302,8 @@ class FilePath(NamedInput):
         for text in filter(None, texts):
             path = reading.path(text) or reading.path(re.sub(r"^[a-z]+:\s*", "", text))
             if path is None:
-                raise FileNotFoundError(f"expected an existing file, given {text!r}, which is not in {reading.cwd}.")
+                raise FileNotFoundError(f"expected an existing file or folder, given {text!r}, "
+                                        f"which is not in {reading.cwd}.")
             yield Input(cls.group, "folder" if path.is_dir() else "file", text, path)
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #72e524f2

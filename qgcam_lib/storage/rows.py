@@ -217,7 +217,7 @@ class MapStore(Store, Mapping):
         """
         ids = list(self if ids is None else ids)
         if missing := [id for id in ids if id not in self._places]:
-            raise KeyError(f"{len(missing)} ids have no map in {self.folder.name}, such as {missing[0]!r}")
+            raise KeyError(f"ids: {len(missing)} have no map in {self.folder.name}, such as {missing[0]!r}")
         parts = {path: load(self._bytes(path)) for path in {self._places[id] for id in ids}}
         return [parts[self._places[id]][id] for id in ids]
 
@@ -248,7 +248,7 @@ def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any]) -> Path | No
         if one.ndim != 2 or one.size == 0 or not np.isfinite(one).all():
             raise ValueError(f"maps: expected finite 2-D maps [h, w], got shape {one.shape} for {shown(id)}")
     if len(set(ids)) != len(ids):
-        raise ValueError("ids: expected distinct ids, got one twice")
+        raise ValueError(f"ids: expected distinct ids, got {shown(next(id for id in ids if ids.count(id) > 1))} twice")
     if not ids:
         return None
     path = self._write(save(dict(zip(ids, maps)), {"ids": json.dumps(ids)}))

@@ -129,7 +129,8 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
 
     wanted: from `table1_runs`; other parameters may have any value. run_ids: consider only these runs; empty: all
     finished runs, of which the newest is taken. outputs: folder of the results, None for the one in the settings.
-    Raises ValueError for a run id that is not among the finished runs or matches no wanted run.
+    Raises ValueError for a run id that is not among the finished runs, matches no wanted run, or is an older run of a
+    row for which a newer id is given.
     """
     finished = [pair for pair in find_runs(outputs, "q_groundcam") if not run_ids or pair[1]["run_id"] in run_ids]
     rows = []
@@ -137,8 +138,8 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
         fits = (pair for pair in finished if all(pair[1]["parameters"].get(k) == v for k, v in setting.items()))
         rows.append(_row(setting, *next(fits, (None, {}))))
     if wrong := sorted(set(run_ids) - {row["run_id"] for row in rows}):
-        raise ValueError(f"run_ids: expected finished runs of q_groundcam that match a row of Table 1, got {wrong}. "
-                         "Leave `runs` empty to take the newest ones.")
+        raise ValueError(f"run_ids: expected one finished run of q_groundcam for a row of Table 1, but no row takes "
+                         f"{wrong}. Without ids (in a notebook: with empty `runs`), the newest runs are taken.")
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #c5016382
@@ -156,7 +157,7 @@ def score_summary(frames: pd.DataFrame | Mapping[str, pd.DataFrame], metrics: Co
     for model, frame in ({"": frames} if isinstance(frames, pd.DataFrame) else frames).items():
         failed = frame["error"].notna() if "error" in frame else pd.Series(False, index=frame.index)
         if failed.all():
-            raise ValueError(f"Expected at least one scored example for {model!r}, but all {len(frame)} failed. "
+            raise ValueError(f"frames: expected a scored example of {model!r}, but all {len(frame)} failed. "
                              "Look at the column `error`.")
         part = summarize(frame[~failed], list(metrics), **options)
         part.insert(0, "model", model)

@@ -258,7 +258,8 @@ def _same_part(chosen: Sequence[tuple[Path, dict]], files: TricdFiles) -> dict[s
     "limit and seed of the runs; ParameterError if they differ or if the annotations have changed since."
     parts = {tuple(record["parameters"][name] for name in ("limit", "seed")) for _, record in chosen}
     if len(parts) > 1:
-        raise ParameterError(f"runs: expected runs with the same limit and seed, got (limit, seed) = {sorted(parts)}")
+        raise ParameterError(f"runs: expected runs with the same limit and seed, got (limit, seed) = {sorted(parts)}. "
+                             "Name only runs that agree")
     if {record["results"]["annotations_sha256"] for _, record in chosen} != {file_sha256(files.grounding)}:
         raise ParameterError(f"runs: expected runs on the present {files.grounding.name}, but the file has changed "
                              f"since these runs. Run {NOTEBOOK} again")
@@ -270,7 +271,7 @@ def gather_detections(data: str = "", split: str = "test", runs: Sequence[str] =
     """The predictions and scores of finished runs of `tricd_detection`; arguments as in `find_detections`.
 
     Several runs must be on the same groups, and each model may come from only one of them (ParameterError). Errors:
-    FormatError if the predictions, RunError if the tables have changed since the run stored them.
+    FormatError if predictions have changed since the run stored them, RunError if its tables have.
     """
     chosen = find_detections(data, split, runs, outputs=outputs)
     files = tricd_files(data, split)
@@ -280,7 +281,7 @@ def gather_detections(data: str = "", split: str = "test", runs: Sequence[str] =
         check_outputs(folder, ("table",))
         one = _kept(folder, record, opened.data)
         if twice := set(one) & set(predictions):
-            raise ParameterError(f"runs: expected each model once, got {min(twice)} from two runs")
+            raise ParameterError(f"runs: expected each model once, got {min(twice)} from two runs. Name one of them")
         predictions |= one
         for name, frames in tables.items():
             frames.append(pd.read_parquet(folder / "tables" / f"{name}.parquet"))
