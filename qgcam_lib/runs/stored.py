@@ -66,7 +66,7 @@ def unfit_outputs(notebook: Any) -> list[str]:
     return list(dict.fromkeys(faults))
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #44363b2c
-_BAR = re.compile(r"\d+%\|.*|\d+it \[.*|Compiling the scores .*")  # the last: once an installation
+_BAR = re.compile(r"\d+%\|.*|\d+[a-z]+ \[.*|Compiling the scores .*")  # the last: once an installation
 _WIDGET = "application/vnd.jupyter.widget-view+json"  # tqdm's progress bar in a notebook
 
 
