@@ -132,7 +132,6 @@ lab: env  ## open JupyterLab on its start page, nbs/00_start.ipynb
 	  jupyter lab --notebook-dir . nbs/00_start.ipynb  # .ci/jupyter: no question about news, no look for updates
 
 docs: env  ## build the pages: docs/_build/html/index.html
-	@rm -rf docs/_build
 	@$(CLEANLY) python docs/pages.py
 	@$(CLEANLY) sphinx-build --quiet --jobs $(CORES) --fail-on-warning --keep-going -d docs/_build/doctrees docs docs/_build/html
 	@echo "Pages: docs/_build/html/index.html"

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from html import escape
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 from sphinx import addnodes
 from sphinx.util import logging
 
-HERE = Path(__file__).parent
+HERE, _BEGUN = Path(__file__).parent, time.time()
 project = "qgcam"
 author = "The qgcam maintainers"
 copyright = "2026, the qgcam maintainers"
@@ -143,12 +144,14 @@ def _shorter(found):
 
 
 def _lighter_pages(app, error):
-    """Make the built pages smaller: markup that is shorter and means the same, pictures as WebP without loss. In code
-    strings are <i>, keywords are <b> (pages.css gives them their colours)."""
+    """Make the pages of this build smaller: markup that is shorter and means the same, pictures as WebP without loss.
+    In code strings are <i>, keywords are <b> (pages.css gives them their colours)."""
     for picture in (Path(app.outdir) / "_images").glob("*.png"):
         Image.open(picture).save(picture.with_suffix(".webp"), lossless=True)
         picture.unlink()
     for page in Path(app.outdir).rglob("*.html"):
+        if page.stat().st_mtime < _BEGUN:  # of an earlier build
+            continue
         text = page.read_text(encoding="utf-8")
         for pattern, short in _SHORTER:
             text = pattern.sub(short, text)

@@ -11,10 +11,13 @@ which run its outputs are (`make papers` stores them), with all its parameters.
 """
 
 import ast
+import filecmp
 import json
+import os
 import re
 import shutil
 import sys
+import time
 from base64 import b64decode
 from os.path import relpath
 from pathlib import Path
@@ -24,7 +27,7 @@ from contents import LIB, papers, rooms
 from reference import prose, write_reference
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "docs" / "generated"
+TARGET, BUILD = ROOT / "docs" / "generated", ROOT / "docs" / "_build"
 LANDING = ("Four papers", "Install", "Score your maps")  # the sections of README that the front page shows
 WRITTEN = {"guide": "Guide", "models": "Models", "data_sets": "Data sets", "status": "What is reproduced",
            "try_it": "Try it"}  # of docs/
@@ -118,7 +121,7 @@ def with_anchors(notebook: nbformat.NotebookNode) -> None:
             names = [one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name[0] != "_"]
             if names:
                 spans = "".join(f'<span id="def-{name}"></span>' for name in names)
-                cells.append(nbformat.v4.new_markdown_cell(spans))
+                cells.append(nbformat.v4.new_markdown_cell(spans, id=f"def-{names[0]}"[:64]))  # not a random one
         cells.append(cell)
     notebook.cells = cells
 
@@ -135,6 +138,7 @@ LIVE = {"03_gradcam": "blip-mini", "04_gscorecam": "clip-rn-mini"}  # lessons wh
 def live_cell(model: str) -> nbformat.NotebookNode:
     """The last cell of a lesson's page: its model, which answers in the browser (see docs/static/live.js)."""
     return nbformat.v4.new_markdown_cell(
+        id="live", source=
         "## The same model, live\n\nType a phrase, and the model answers in this page. Drag what is framed to another "
         "place, or recolour it, and it answers again.\n\n```{raw} html\n"
         '<link rel="stylesheet" href="../../_static/live.css">\n'
@@ -332,10 +336,31 @@ def write_contents() -> None:
         (TARGET / name).write_text(text, encoding="utf-8")
 
 
+def keep_times(before: Path) -> None:
+    """Give each page that did not change its old time, so that Sphinx does not build it again. If more changed than
+    the text of notebooks and reference pages, such as a title, everything is built again."""
+    old, new = ({path.relative_to(folder) for path in folder.rglob("*.*")} for folder in (before, TARGET))
+    changed = old ^ new
+    for path in old & new:
+        if filecmp.cmp(before / path, TARGET / path, shallow=False):
+            os.utime(TARGET / path, ns=(time.time_ns(), (before / path).stat().st_mtime_ns))
+        else:
+            changed.add(path)
+    own = (path for path in TARGET.parent.rglob("*.*") if not {TARGET, BUILD, before} & {path, *path.parents})
+    built = BUILD.stat().st_ctime if BUILD.is_dir() else 0
+    if any(path.suffix != ".pyc" and path.stat().st_mtime > built for path in own) or any(
+            path in old ^ new or path.suffix != ".ipynb" and path.parts[0] != "api" or path.suffix == ".json"
+            for path in changed):
+        shutil.rmtree(BUILD, ignore_errors=True)
+
+
 def main() -> None:
-    """Write every page afresh."""
+    """Write every page."""
     sys.path.insert(0, str(ROOT))
-    shutil.rmtree(TARGET, ignore_errors=True)
+    before = BUILD.with_name("_build.before")
+    shutil.rmtree(before, ignore_errors=True)
+    if TARGET.is_dir():
+        TARGET.rename(before)
     for source in sorted((ROOT / "nbs").rglob("*.ipynb")):
         if ".ipynb_checkpoints" in source.parts or source.parent == ROOT / "nbs":  # what stands there is for Jupyter
             continue
@@ -344,6 +369,8 @@ def main() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(made, target)
     write_contents()
+    keep_times(before)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 if __name__ == "__main__":
