@@ -189,9 +189,9 @@ class EntitiesFolder:
 
     def __init__(self, root: str | Path, images: str | Path | None = None):
         self.root = Path(root)
-        check_layout(self.root, ["Sentences", "Annotations"], "Give the folder that the annotations were unpacked in")
+        check_layout(self.root, ["Sentences", "Annotations"], "Pass the folder that contains both")
         if images is not None and not Path(images).is_dir():
-            raise ExampleError("the folder of the pictures does not exist", file=images)
+            raise ExampleError("images: expected an existing folder of images, but there is none here", file=images)
         places = [Path(images)] if images is not None else [self.root / name for name in PICTURE_FOLDERS]
         self.picture_folders = [place for place in places if place.is_dir()]
 

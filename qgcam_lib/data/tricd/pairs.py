@@ -92,7 +92,7 @@ class Tricd:
     arrays, read-only: pair_ids [P], positive [P] bool, sizes [P, 2] (height, width), subset_codes [P] (index into
     SUBSETS), group_codes [P] (index into group_names), contradictions [P] (str), phrase_ids [Q], phrase_pairs [Q]
     (index of the pair), rival_of [Q] (index of the phrase of a true pair in whose ranking for group recall the phrase
-    takes part, -1: none), has_rival [Q] (a true pair's phrase with a rival on the group's other image), truth [G, 4]
+    takes part, -1: none), has_rival [Q] (whether the phrase is the `rival_of` a false pair's phrase), truth [G, 4]
     half-open xyxy, truth_starts [Q + 1] (phrase q has truth[truth_starts[q] : truth_starts[q + 1]]).
     """
 
