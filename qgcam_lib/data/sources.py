@@ -119,7 +119,7 @@ def _download(source: DataSource, folder: Path, *, progress: bool, confirm: Conf
     except SourceError:
         raise
     except (requests.RequestException, ValueError) as error:
-        raise SourceError(f"{source.address}: {str(error)[:300]}. Is the address still right? See data/sources.toml"
+        raise SourceError(f"{source.address}: {str(error)[:300]}. Check the address in data/sources.toml"
                           ) from error
 
 # %% ../../nbs/lib/data/08_sources.ipynb #535029bc

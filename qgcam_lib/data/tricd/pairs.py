@@ -257,8 +257,8 @@ def load_tricd(path: str | Path) -> Tricd:
     for id, one in sorted(records.items()):
         place = one.group, one.side, one.positive
         if places.setdefault(place, id) != id:
-            problem = (f"pair {places[place]} has the same original_id {one.original_id!r:.60} and the same positive "
-                       f"{one.positive}")
+            problem = (f"expected one pair per source, original_id and positive, but pair {places[place]} also has "
+                       f"original_id {one.original_id!r:.60} and positive {one.positive}")
             raise ExampleError(problem, f"pair {id}", path)
         pairs.append(TricdPair(id, one.file_name, one.caption, one.source, _subset(one, path), *place[:2], one.positive,
                                one.size, _phrases(one, boxes.get(id, {}), path), one.contradiction))
