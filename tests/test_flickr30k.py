@@ -375,7 +375,7 @@ def test_pictures_in_another_folder(root, tmp_path):
     (root / "images").rename(tmp_path / "elsewhere")
     assert len(Flickr30kEntities(root, images=tmp_path / "elsewhere").verify()) == 0
     assert Flickr30kEntities(root).verify().problem.tolist() == ["the picture is missing"] * 3
-    with pytest.raises(ExampleError, match="folder of the pictures does not exist"):
+    with pytest.raises(ExampleError, match="images: expected an existing folder"):
         Flickr30kEntities(root, images=tmp_path / "nowhere")
 
 

@@ -135,7 +135,7 @@ def test_who_split_the_data(root):
     write(root, REFS[:2], name="refcocog", by="umd")
     assert Refer(root, "refcocog", "testA").split_by == "umd", "the usual one"
     assert len(Refer(root, "refcocog", "testA", "google")) == 2
-    with pytest.raises(ExampleError, match=r"no refs\(unc\).p; here are refs\(google\).p, refs\(umd\).p"):
+    with pytest.raises(ExampleError, match="split_by: expected one of 'google', 'umd', .* got 'unc'"):
         Refer(root, "refcocog", "testA", "unc")
 
 
@@ -148,7 +148,7 @@ def test_pictures_are_found_where_people_put_them(root, folder):
     (root / folder).parent.mkdir(parents=True, exist_ok=True)
     (root / "moved").rename(root / folder)
     assert Refer(root, split="testB").verify().problem.str.contains("missing").sum() == 0
-    with pytest.raises(ExampleError, match="folder of the pictures does not exist"):
+    with pytest.raises(ExampleError, match="images: expected an existing folder"):
         Refer(root, images=root / "nowhere")
 
 
@@ -225,7 +225,7 @@ def test_what_is_broken_costs_only_its_own_sentences(root, kind):
 
 @pytest.mark.parametrize("data, words", [
     (b"cos\nsystem\n(S'touch canary'\ntR.", r"refs\(unc\).p asks for os.system"),
-    (b"\x80\x02]", "cut off, damaged or no pickle"), (b"", "cut off, damaged or no pickle .EOFError"),
+    (b"\x80\x02]", "truncated, damaged or not a pickle"), (b"", "truncated, damaged or not a pickle .EOFError"),
 ])
 def test_a_pickle_that_is_not_plain_data(root, data, words):
     (root / "refcoco+/refs(unc).p").write_bytes(data)

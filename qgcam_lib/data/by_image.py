@@ -38,7 +38,7 @@ from ..storage.files import file_sha256, sha256_of
 class ImageRead:
     """The content of one image's annotation: examples, problems, and counts of items read, clipped or left out.
 
-    tallies: counts of each value, by name of a property in the data card.
+    tallies: for the data card, name of a property -> how often each of its values occurs.
     """
 
     examples: list[GroundingExample] = field(default_factory=list)
@@ -149,7 +149,7 @@ def read_image(self: ByImage, image_id: str) -> tuple[list[GroundingExample], li
 # %% ../../nbs/lib/data/02_by_image.ipynb #d9d483c9
 @patch
 def _error(self: ByImage, problem: Problem) -> ExampleError:
-    remedy = "Repair the file, or pass on_error='record' to go on without it"
+    remedy = "Correct the file, or pass on_error='record' to leave out invalid examples"
     return ExampleError(problem.problem, problem.id, self.root / problem.file, remedy)
 
 
@@ -311,7 +311,7 @@ class ExampleList(ByImage):
         self.name, self.split, self._by_image = name, split, {}
         for place, example in enumerate(examples):
             if not isinstance(example, GroundingExample):
-                raise TypeError(f"examples: expected a GroundingExample at {place}, got a {type(example).__name__}")
+                raise TypeError(f"examples[{place}]: expected a GroundingExample, got a {type(example).__name__}")
             self._by_image.setdefault(str(example.image), []).append(example)
         check_distinct(example.id for example in examples)
         self._ids, self._places = list(self._by_image), {example.id: str(example.image) for example in examples}

@@ -106,7 +106,7 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
         return _without_examples(name, door, folder)
     if name in NAMES and not folder.is_dir():
         return ExampleError(f"the data set {name!r} is not on this machine", file=folder,
-                            remedy=f"`qgcam data fetch {name}` gets it or says how")
+                            remedy=f"`qgcam data fetch {name}` downloads it or prints the steps")
     if not folder.is_dir():
         problem = f"there is no such folder, and no data set of this name (names: {', '.join(NAMES)})"
         return ExampleError(problem, file=folder, remedy=f"Give a folder in a known layout ({expected})")
@@ -161,8 +161,8 @@ def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) ->
     if str(name_or_path) in NAMES or not path.is_file():
         path = dataset_folder(name_or_path, data_root=data_root) / "annotations" / "captions_train2014.json"
     if not path.is_file():
-        raise ExampleError("there is no such file of captions", file=path, remedy="Give a file of captions, or a folder "
-                           "of COCO that contains annotations/captions_train2014.json")
+        raise ExampleError("there is no such file of captions", file=path, remedy="Pass a file of captions, or a "
+                           "folder of COCO that contains annotations/captions_train2014.json")
     return path
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #3a1521cb

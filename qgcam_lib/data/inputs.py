@@ -22,8 +22,9 @@ from ..storage.fingerprints import Input, NamedInput, RunContext
 class _DataInput(NamedInput):
     """A text that names data. The name of a miniworld data set yields its recipe, any other text the inputs of `others`.
 
-    kind: the word in the record; usual: the default for "" ("" for none); parted: the parameter `split` names a part;
-    part: the parameter that names a split of the miniworld, "" if all is read or the parameter's type lists them."""
+    kind: the word in the record; usual: the data set for "" ("" for none); parted: whether the parameter `split`
+    selects a part; part: the parameter that names a split of the miniworld, "" if all is read or its type lists the
+    splits."""
 
     kind, usual, parted, part = "data set", "", False, ""
 

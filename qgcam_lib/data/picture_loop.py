@@ -150,9 +150,9 @@ _ELSEWHERE = StoreError("this record belongs to another shard")
 class ResumeStore:
     """Rows by id, in a store or in memory, and maps in a separate store.
 
-    store: a folder, a RecordStore or None; maps: a MapStore or None; config: the settings that both depend on,
-    JSON-like (StoreError if they were made with others); maps depend only on the entries in `_MADE_BY`. columns: as in
-    `frame_of`.
+    store: a folder, a RecordStore or None; maps: a MapStore or None; config: JSON-like settings of the run, of which
+    maps depend only on the entries in `_MADE_BY`. columns: as in `frame_of`. Errors: StoreError if the stored rows or
+    maps were computed with other settings.
     """
 
     _MADE_BY = ("model", "dataset", "code", "own_code", "loaded_weights")

@@ -29,7 +29,7 @@ class Problem:
     """A fault in a data set: a row of `verify()` and of `dataset.problems`.
 
     severity: "error" (examples are lost), "warning" (a number may be wrong), "note" (for information).
-    id: the example, "IMAGE/*" for all examples of an image, "" for the data set as a whole.
+    id: the example, "IMAGE/*" for all examples of an image, "" for an image file or the data set as a whole.
     """
 
     file: str
@@ -165,9 +165,9 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
     than `MAX_PIXELS` pixels, or of another size.
     """
     path = Path(path)
-    again = "Fetch the file again"
+    again = "Download the file again"
     if not path.is_file():
-        raise ExampleError("the picture is missing", example, path, "Put it there, or pass the folder of the pictures")
+        raise ExampleError("the picture is missing", example, path, "Put it there, or pass the folder that contains it")
     try:
         picture = _decode(path)
     except UnidentifiedImageError as error:
@@ -190,8 +190,8 @@ def check_pictures(pictures: Iterable[Path], where: str | Path) -> None:
     """
     places = [*dict.fromkeys(pictures)]
     if places and not any(place.is_file() for place in places):
-        raise ExampleError(f"none of the {len(places)} images exists, for example {places[0].absolute()}", file=where,
-                           remedy=f"Put the images there; `qgcam data verify {where}` lists the missing ones")
+        raise ExampleError(f"none of the {len(places)} images exists; the first is expected at {places[0].absolute()}",
+                           file=where, remedy=f"Put them there; `qgcam data verify {where}` lists the missing ones")
 
 # %% ../../nbs/lib/data/01_records.ipynb #f1e707f3
 @runtime_checkable
@@ -225,7 +225,7 @@ def check_distinct(ids: Iterable[str]) -> None:
     """Check that no id occurs twice. Errors: ExampleError."""
     for id, count in Counter(ids).items():
         if count > 1:
-            raise ExampleError("the id is used twice", id, remedy="Give every record an id of its own")
+            raise ExampleError("the id is used twice", id, remedy="Give every record a different id")
 
 # %% ../../nbs/lib/data/01_records.ipynb #68791efd
 def image_problems(path: Path, size: tuple[int, int] | None = None, root: Path | None = None) -> list[Problem]:
@@ -246,8 +246,9 @@ def image_problems(path: Path, size: tuple[int, int] | None = None, root: Path |
 
 # %% ../../nbs/lib/data/01_records.ipynb #43337a97
 class PublishedFiles:
-    """The published files in a folder. names: expected file names; found: the existing files; `len` is the number of rows.
-    A subclass implements `read(path)`, which reads a file, and `notes(path, rows)`, which lists what is unusual."""
+    """The published files in a folder. names: the expected file names; found: the paths of those that exist; `len`: the
+    number of rows in all readable files. A subclass implements `read(path)`, which reads a file, and
+    `notes(path, rows)`, which lists what is unusual."""
 
     names: tuple[str, ...] = ()
     expected = None

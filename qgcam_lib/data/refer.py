@@ -114,7 +114,7 @@ def refs_files(folder: str | Path) -> dict[str, Path]:
 
 # %% ../../nbs/lib/data/05_refer.ipynb #e3000e6d
 def in_split(label: str, split: str) -> bool:
-    """Whether an object whose record says `label` belongs to `split`: train, val, test, testA, testB, ... or all."""
+    """Whether an object with the label `label` in its record belongs to `split`: train, val, testA, test, all, ..."""
     if re.fullmatch("test[A-Z]?", split):
         return label.startswith("test") and split[4:] in label[4:]
     return split in ("all", label)
@@ -134,12 +134,12 @@ class _Place:
         usual = SPLIT_BY.get(name, "")
         self.split_by = split_by or (usual if usual in refs_paths else next(iter(refs_paths)))
         if self.split_by not in refs_paths:
-            names = ", ".join(path.name for path in refs_paths.values())
-            raise ExampleError(f"there is no refs({split_by}).p; here are {names}", file=self.folder,
-                               remedy="Pass one of these as split_by")
+            names = ", ".join(map(repr, refs_paths))
+            raise ExampleError(f"split_by: expected one of {names}, as in the refs files' names, got {split_by!r}",
+                               file=self.folder)
         self.refs, self.instances = refs_paths[self.split_by], self.folder / "instances.json"
         if images is not None and not Path(images).is_dir():
-            raise ExampleError("the folder of the pictures does not exist", file=images)
+            raise ExampleError("images: expected an existing folder of images, but there is none here", file=images)
         usual = [place / name for place in (self.root, self.folder) for name in IMAGE_FOLDERS]
         self.pictures = [Path(images)] if images else [place for place in usual if place.is_dir()] or usual[:1]
 
@@ -148,7 +148,8 @@ class _Place:
         inside = ", ".join(there) or "nothing"
         problem = f"expected {self.name}/refs(*).p and {self.name}/instances.json, found {inside}"
         return ExampleError(problem, file=self.root,
-                            remedy="Give the folder that holds refcoco/, refcoco+/ or refcocog/, and name= one of them")
+                            remedy="Pass as root the folder that contains refcoco/, refcoco+/ or refcocog/, and one of "
+                                   "these as name")
 
 # %% ../../nbs/lib/data/05_refer.ipynb #b6398239
 OPTIONS = {"text": ("sent", "raw"), "on_error": ("raise", "record"), "boxes": ("list", "union")}

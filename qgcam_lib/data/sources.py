@@ -98,8 +98,8 @@ def _agree(source: DataSource, confirm: Confirm) -> None:
     says = f"reports {int(length):,} bytes" if length else "does not report it either"
     question = f"{source.name}: data/sources.toml does not state its size; the server {says} ({source.address})"
     if not (confirm(question) if callable(confirm) else confirm):
-        raise SourceError(f"{question}. Nothing was fetched. To agree: `qgcam data fetch {source.name} --yes`, or "
-                          "fetch(..., confirm=True)")
+        raise SourceError(f"{question}. Nothing was downloaded. To download it: `qgcam data fetch {source.name} "
+                          "--yes`, or fetch(..., confirm=True)")
 
 # %% ../../nbs/lib/data/08_sources.ipynb #40952d1f
 def _download(source: DataSource, folder: Path, *, progress: bool, confirm: Confirm) -> Path:
@@ -119,7 +119,7 @@ def _download(source: DataSource, folder: Path, *, progress: bool, confirm: Conf
     except SourceError:
         raise
     except (requests.RequestException, ValueError) as error:
-        raise SourceError(f"{source.address}: {str(error)[:300]}. Is the address still right? See data/sources.toml"
+        raise SourceError(f"{source.address}: {str(error)[:300]}. Check the address in data/sources.toml"
                           ) from error
 
 # %% ../../nbs/lib/data/08_sources.ipynb #535029bc
@@ -139,14 +139,14 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
     try:
         is_zip = zipfile.is_zipfile(archive)
         if not is_zip and not hasattr(tarfile, "data_filter"):
-            raise SourceError("this Python unpacks tar archives unchecked; use 3.11.4 or newer, or unpack it by hand")
+            raise SourceError("this Python unpacks tar archives unchecked; use 3.11.4 or newer, or unpack it manually")
         with (zipfile.ZipFile if is_zip else tarfile.open)(archive) as opened:
             for name in opened.namelist() if is_zip else ():
                 if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                    raise SourceError(f"the archive wants to write {name[:200]!a}, outside its folder")
+                    raise SourceError(f"its entry {name[:200]!a} is outside the target folder")
             sizes = (entry.file_size if is_zip else entry.size for entry in (opened.infolist() if is_zip else opened))
             if any(total > allowed for total in accumulate(sizes)):
-                raise SourceError(f"the archive holds more than {allowed:,} bytes")
+                raise SourceError(f"its entries have more than {allowed:,} bytes (the limit)")
             opened.extractall(folder, **({} if is_zip else {"filter": "data"}))
     except _BROKEN as error:
         raise SourceError(f"{archive.name}: cannot be unpacked: {' '.join(str(error).split())[:200]}") from error
@@ -189,7 +189,8 @@ def _record(source: DataSource, file: Path, data_root: Path) -> None:
     if not (source.sha256 or source.md5) and before.get("sha256", digest) != digest:
         file.unlink()
         raise SourceError(f"{source.name}: the downloaded file differs from that of {before['fetched']} (sha256 "
-                          f"{before['sha256']}) and was deleted. To accept it, delete the entry in raw/fetched.json")
+                          f"{before['sha256']}) and was deleted. To accept it, delete {source.name!r} in "
+                          "raw/fetched.json and fetch it again")
     entries[source.name] = {"address": source.address, "file": file.name, "bytes": file.stat().st_size,
                             "sha256": digest, "fetched": datetime.now(UTC).date().isoformat()}
     write_json(data_root / "raw" / "fetched.json", dict(sorted(entries.items())))
@@ -208,7 +209,7 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
     """
     sources, data_root = sources or read_sources(), Path(data_root or settings.data_root)
     if name not in sources:
-        raise SourceError(f"no source {name!r}; there are {', '.join(sources)}")
+        raise SourceError(f"name: expected one of {', '.join(sources)}, got {name!r}")
     source = sources[name]
     if source.by_hand or source.by_library:
         how = "only be downloaded manually; see manual_steps" if source.by_hand else "only be downloaded by load_model"

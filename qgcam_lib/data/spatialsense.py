@@ -105,7 +105,7 @@ class SpatialSense(ByImage):
         self.options = {"part": part, "on_error": on_error}
         self.file, self.images_folder = self.root / "annotations.json", Path(images or self.root / "images")
         check_layout(self.root, ["annotations.json"],
-                     "Give the folder of annotations.json; `qgcam data fetch spatialsense` gets it")
+                     "Pass the folder that contains annotations.json; `qgcam data fetch spatialsense` downloads it")
         self.name = "miniworld-spatialsense" if self.is_miniworld else "spatialsense"
         self.licence = "made by this project's renderer, Apache-2.0" if self.is_miniworld else _LICENCE
         self.expected = None if self.is_miniworld else SPATIALSENSE_COUNTS.get(part)

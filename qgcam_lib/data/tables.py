@@ -44,7 +44,8 @@ def _read(path: Path, texts: list[str]) -> pd.DataFrame:
     frame = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=dict.fromkeys(texts, "str"),
                         keep_default_na=False, na_values=["", "NaN", "nan"])
     if len(frame) and not isinstance(frame.index, pd.RangeIndex):
-        raise FormatError(f"{path}: the rows have more cells than the header has names")
+        raise FormatError(f"{path}: expected one cell per column name in every row, got more; is a separator in a text "
+                          "without quotation marks?")
     return frame
 
 # %% ../../nbs/lib/data/13_tables.ipynb #73af1c5f

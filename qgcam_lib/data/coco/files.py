@@ -99,7 +99,7 @@ def mask_of(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #a182bda6
 @dataclass(frozen=True)
 class CocoImage:
-    """An image: its id, file name and size (height, width), None if the file does not contain it."""
+    """An image: its id, file name, and size (height, width); the size is None if the file does not state it."""
 
     id: int
     file_name: str
@@ -218,7 +218,7 @@ def _read(kind: type, rows: list, file: Path, images: Mapping[int, Any] | None =
             if getattr(one, name) not in ids:
                 raise ExampleError(f"field {name!r}: the file has no {name.removesuffix('_id')} with id {getattr(one, name)}", where, file)
         if one.id in used_ids:
-            raise ExampleError("field 'id': it is used twice", where, file)
+            raise ExampleError(f"field 'id': expected distinct ids, got {one.id} twice", where, file)
         used_ids.add(one.id)
         yield one
 
@@ -241,7 +241,7 @@ def read_instances(path: str | Path) -> CocoInstances:
     images, objects = _images(content.images, file), {}
     categories = {one.id: one.name for one in sorted(content.categories, key=lambda one: one.id)}
     if not len(content.categories) == len(categories) == len(set(categories.values())):
-        raise ExampleError("categories: expected distinct ids and distinct names, but one occurs twice", file=file)
+        raise ExampleError("categories: expected distinct ids and distinct names, got an id or a name twice", file=file)
     rows = list(_read(_Object, content.annotations, file, images, categories))
     for one, box in zip(rows, xywh_to_xyxy([one.bbox for one in rows] or np.zeros((0, 4))).tolist()):
         objects.setdefault(one.image_id, []).append(CocoObject(

@@ -164,7 +164,10 @@ def read_split(path: Path) -> list[str]:
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", name):
             raise ExampleError(f"expected image ids of at most 200 letters, digits, '.', '_' and '-', got {name!r:.60}",
                                file=path)
-    check_distinct(ids)
+    try:
+        check_distinct(ids)
+    except ExampleError as error:
+        raise ExampleError(f"expected each image id once, got {error.example} twice", file=path) from error
     return ids
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #15223870
@@ -174,7 +177,7 @@ def read_unrelated(path: Path) -> set[tuple[str, int]]:
     try:
         return {(image, int(number) - 1) for image, number in rows}
     except ValueError as error:
-        raise FormatError(f"expected lines 'image-id sentence-number': {error}") from error
+        raise FormatError(f"{path}: expected an image id and a sentence number in each line: {error}") from error
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #3fd374aa
 PICTURE_FOLDERS = ("images", "flickr30k-images", "flickr30k_images", ".")
@@ -189,9 +192,9 @@ class EntitiesFolder:
 
     def __init__(self, root: str | Path, images: str | Path | None = None):
         self.root = Path(root)
-        check_layout(self.root, ["Sentences", "Annotations"], "Give the folder that the annotations were unpacked in")
+        check_layout(self.root, ["Sentences", "Annotations"], "Pass the folder that contains both")
         if images is not None and not Path(images).is_dir():
-            raise ExampleError("the folder of the pictures does not exist", file=images)
+            raise ExampleError("images: expected an existing folder of images, but there is none here", file=images)
         places = [Path(images)] if images is not None else [self.root / name for name in PICTURE_FOLDERS]
         self.picture_folders = [place for place in places if place.is_dir()]
 

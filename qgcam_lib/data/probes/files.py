@@ -59,7 +59,7 @@ def _all_contexts(path: Path, form: str, rows: Iterable[dict], classes: Mapping 
     groups, left_out = [], Counter()
     for number, row in enumerate(rows):
         if form == "object" and row.get("object") in NEVER_ASKED and "classes" not in row:
-            left_out[f"the object is {row['object']}, which is never asked"] += 1
+            left_out[f"the object is {row['object']}, a class that is never queried"] += 1
         elif form == "background" and row.get("annotations") == {}:
             left_out["no annotation, so no class is present"] += 1
         else:

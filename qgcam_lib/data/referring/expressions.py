@@ -44,8 +44,8 @@ class Expression:
     same form, in the order of a model's scores (index 0 first); () without candidates. split: "easy", "hard", "adv",
     "train", "val", "test" or "". ref, annotation: ids in the file, as texts; in a Ref-Adv record, the ids of the
     original expression, not of the new target. category: of the target, "" if unknown. original: the hard expression
-    that an adversarial one was made from. shipped: the other published strings, by their field names in the file
-    ("shuffle", "shuffle_pos", "noun_adj", ...); they distort `original`.
+    that an adversarial one was made from. shipped: the other published fields, by name; of these, "shuffle",
+    "shuffle_pos", "noun_adj" and similar ones are perturbed versions of `original`.
     Errors: ExampleError with the expression's id: an empty text, a box that is not finite, is empty or inverted.
     """
 

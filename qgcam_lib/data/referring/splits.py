@@ -159,7 +159,7 @@ def split_by_people(expressions: Sequence[Expression], choices: Choices, needed:
     """Split by the paper's rule: "easy" when at least `needed` annotators located the object despite the shuffled
     words, "hard" when at least `needed` did not (sections 2 and A.3: 3 of 5, IoU >= .5).
 
-    choices: as in `people.judge`. Other expressions are left out and counted as "undecided".
+    choices: as in `judge`. Other expressions are left out and counted as "undecided".
     """
     located = judge(expressions, choices, needed)["located"]
     decided = [replace(one, split="easy" if value else "hard") for one, value in zip(expressions, located)

@@ -99,7 +99,8 @@ def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Proble
     except ExampleError as error:
         return [Problem(files.questions.name, error.problem, id=error.example)]
     odd = sorted(set(questions) ^ set(truth), key=str)
-    problems = [Problem(files.questions.name, "asked about or annotated, but not both", id=str(i)) for i in odd]
+    problems = [Problem(files.questions.name, f"the pair has no {'annotation' if i in questions else 'question'}",
+                        id=str(i)) for i in odd]
     for id, true in truth.items():
         if id in answers and answers[id].answer != int(true):
             problem = f"the answer is {answers[id].answer}, but the caption is {str(true).lower()}"
@@ -122,7 +123,7 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
     folder = data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
         state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"
-        raise ExampleError(state, file=folder, remedy="Give a folder with TRICD's files, or '' for the miniworld")
+        raise ExampleError(state, file=folder, remedy="Pass a folder with TRICD's files, or '' for the miniworld")
     return folder
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #4db8dd49
@@ -141,7 +142,7 @@ def tricd_files(data: str | Path = "", split: str = "test") -> TricdFiles:
     grounding = _only(folder, f"TRICD_grounding_{split}.json")
     if grounding is None:
         raise ExampleError(f"no annotations of the split {split!r}; there are {tricd_splits(folder)}", file=folder,
-                           remedy=f"Put TRICD_grounding_{split}.json there, or ask for another split")
+                           remedy=f"Put TRICD_grounding_{split}.json there, or pass another split")
     images = tuple(folder / name for name in _PICTURES if (folder / name).is_dir())
     return TricdFiles(folder, split, grounding, _only(folder, f"TRICD_VQA_{split}.json"), images,
                       (folder / MINIWORLD_MARKER).is_file())
@@ -152,7 +153,7 @@ def _only(folder: Path, name: str) -> Path | None:
     if len(paths) > 1:
         places = ", ".join(path.relative_to(folder).as_posix() for path in paths)
         raise ExampleError(f"the folder contains {len(paths)} files {name}: {places}", file=folder,
-                           remedy="Give the folder of the file that you mean")
+                           remedy="Pass a folder that contains only one of them")
     return paths[0] if paths else None
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #4531a989

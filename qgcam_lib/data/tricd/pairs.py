@@ -92,7 +92,7 @@ class Tricd:
     arrays, read-only: pair_ids [P], positive [P] bool, sizes [P, 2] (height, width), subset_codes [P] (index into
     SUBSETS), group_codes [P] (index into group_names), contradictions [P] (str), phrase_ids [Q], phrase_pairs [Q]
     (index of the pair), rival_of [Q] (index of the phrase of a true pair in whose ranking for group recall the phrase
-    takes part, -1: none), has_rival [Q] (a true pair's phrase with a rival on the group's other image), truth [G, 4]
+    takes part, -1: none), has_rival [Q] (whether the phrase is the `rival_of` a false pair's phrase), truth [G, 4]
     half-open xyxy, truth_starts [Q + 1] (phrase q has truth[truth_starts[q] : truth_starts[q + 1]]).
     """
 
@@ -257,8 +257,8 @@ def load_tricd(path: str | Path) -> Tricd:
     for id, one in sorted(records.items()):
         place = one.group, one.side, one.positive
         if places.setdefault(place, id) != id:
-            problem = (f"pair {places[place]} has the same original_id {one.original_id!r:.60} and the same positive "
-                       f"{one.positive}")
+            problem = (f"expected one pair per source, original_id and positive, but pair {places[place]} also has "
+                       f"original_id {one.original_id!r:.60} and positive {one.positive}")
             raise ExampleError(problem, f"pair {id}", path)
         pairs.append(TricdPair(id, one.file_name, one.caption, one.source, _subset(one, path), *place[:2], one.positive,
                                one.size, _phrases(one, boxes.get(id, {}), path), one.contradiction))

@@ -78,7 +78,7 @@ def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, 
         if reader.mark():
             raise ValueError("expected the end of the file")
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: entry {number}: not usable as JSON: {error}. Fetch the file again") from error
+        raise FormatError(f"{path}: entry {number}: not usable as JSON: {error}. Download the file again") from error
 
 # %% ../../../nbs/lib/data/visual_genome/01_annotations.ipynb #67f81854
 Image = Annotated[Whole, Field(validation_alias=AliasChoices("image_id", "id"))]

@@ -44,7 +44,8 @@ class VisualGenome:
 
     def __init__(self, root: str | Path, images: str | Path | list[str | Path] | None = None):
         self.root = Path(root)
-        check_layout(self.root, _FILES[:2], "Give the folder of Visual Genome's files; `qgcam data fetch visual-genome` gets them")
+        check_layout(self.root, _FILES[:2],
+                     "Pass the folder of Visual Genome's files; `qgcam data fetch visual-genome` downloads them")
         roots = [images] if isinstance(images, str | Path) else images
         places = [self.root / name for name in ("VG_100K", "VG_100K_2", "images")] if roots is None else map(Path, roots)
         self.folders = [place for place in places if place.is_dir() or roots is not None]
