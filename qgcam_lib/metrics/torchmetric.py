@@ -177,7 +177,7 @@ def _follow_contract(self: GroundingScores, score: str) -> None:
 def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
     """Raise ValueError if examples with and without image sizes are mixed and no protocol was named."""
     if self.options["protocol"] is None and bool((sized > 0).all()):
-        raise ValueError(f"image_sizes: {sized[0]} examples have one and {sized[1]} have none. Pass image_sizes in "
+        raise ValueError(f"image_sizes: {sized[0]} examples have a size and {sized[1]} have none. Pass image_sizes in "
                          "every update or in none, because they decide the default protocol, or name a protocol.")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd

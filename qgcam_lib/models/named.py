@@ -62,7 +62,8 @@ def _factory(source: str, module: str) -> Any:
         raise ParameterError(f"model: {source!r} names module {error.name!r}, which Python cannot find. Install it, "
                              "run from its folder, or add that folder to PYTHONPATH.") from None
     except AttributeError as error:
-        raise ParameterError(f"model: expected a function of {module}, given {source!r} ({error}).") from None
+        raise ParameterError(f"model: expected a function or class of {module}, given {source!r} ({error}). Check the "
+                             "spelling after the colon.") from None
     return factory
 
 # %% ../../nbs/lib/models/07_named.ipynb #e71b0fc6

@@ -31,7 +31,7 @@ PROMPT = "{question} Answer yes or no."
 def fill_prompt(prompt: str, question: str) -> str:
     """The prompt with the question in place of `{question}`. ValueError unless the prompt has it exactly once."""
     if not isinstance(prompt, str) or prompt.count("{question}") != 1:
-        raise ValueError(f"prompt: expected a text with {{question}} in it once, got {prompt!r}")
+        raise ValueError(f"prompt: expected a text with exactly one {{question}}, got {prompt!r}")
     return prompt.replace("{question}", question.strip())
 
 # %% ../../nbs/lib/models/06_prompted.ipynb #f9aa45d7

@@ -101,7 +101,7 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
     the gap, paired bootstrap over groups), by_bootstrap (0 is outside the interval). ValueError for other annotations.
     """
     if len({id(m.data) for m in matches.values()}) > 1:
-        raise ValueError("matches: expected the same annotations for all models, got several; load them once")
+        raise ValueError("matches: expected one annotations object for all models, got several; load it once")
     ap = {}
     for name, one in matches.items():
         weights = group_weights(len(one.data.group_names), n_bootstrap, n_subsets, np.random.default_rng(seed))
@@ -140,7 +140,7 @@ def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5)
     bootstrap over groups, that of recall from sign flips of whole groups. ValueError for other annotations.
     """
     if a.data is not b.data:
-        raise ValueError("a, b: expected the same annotations for both models, got two; load them once")
+        raise ValueError("a, b: expected one annotations object for both models, got two; load it once")
     left, right, tables = _hits(a, recall_at), _hits(b, recall_at), []
     for part in parts(a.data, n_bootstrap, level=level, seed=seed):
         if not part.inside.any():

@@ -110,7 +110,7 @@ def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.
     path = Path(path)
     questions, truth = tricd_records(path, "image_id", questions=_Question, annotations=_Annotation)
     for id in questions.keys() ^ truth.keys():
-        raise ExampleError(f"has no {'question' if id in truth else 'annotation'}", id, path, "Fetch the file again")
+        raise ExampleError(f"has no {'question' if id in truth else 'annotation'}", id, path, "Download it again")
     frame = pd.DataFrame(list(questions.values()), columns=["image_id", "question", "question_id", "file_name"])
     frame["answer"] = np.array([truth[id].answer == 1 for id in frame.image_id], dtype=bool)
     frame["subset"] = [_subset(truth[id], path) for id in frame.image_id]

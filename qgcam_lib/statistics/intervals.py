@@ -62,7 +62,7 @@ def check_resampling(n_bootstrap: int, level: float, n_subsets: int = 0) -> None
         if count < 0:
             raise ValueError(f"{name}: expected a count >= 0, got {count!r}")
     if not 0 < level < 1:
-        raise ValueError(f"level: expected a share between 0 and 1, got {level!r}")
+        raise ValueError(f"level: expected a number between 0 and 1, got {level!r}")
 
 # %% ../../nbs/lib/statistics/01_intervals.ipynb #1d8e6186
 def bootstrap_weights(n_groups: int, n_bootstrap: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

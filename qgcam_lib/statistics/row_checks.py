@@ -88,7 +88,7 @@ def _refuse_doubled(frame: pd.DataFrame, by: Sequence[str]) -> None:
     remedy = f"The rows are of several values of {several[0]!r}: pass by={several[0]!r}" if several else (
         "Was a file read twice? Drop the copies, or the column id if each row is a different example")
     k = int(again.argmax())
-    raise ParameterError(f"frame: expected each id once{f' in a cell of {list(by)}' if by else ''}, got "
+    raise ParameterError(f"frame: expected each id once{f' for each value of {list(by)}' if by else ''}, got "
                          f"'{frame['id'].iloc[k]}' again in row {frame.index[k]} ({again.sum()} of {len(frame)} rows "
                          f"are repeated). {remedy}")
 
@@ -140,7 +140,7 @@ def _refuse_mixed(frame: pd.DataFrame, by: Sequence[str]) -> None:
         cells = frame.groupby(list(by), dropna=False, observed=True)[column] if by else frame[column]
         if (np.asarray(cells.nunique()) > 1).any():
             kinds = ", ".join(map(repr, frame[column].dropna().unique()[:3]))
-            raise ParameterError(f"{column}: expected the same value in all rows of a mean, got {kinds}. Pass "
+            raise ParameterError(f"{column}: expected one value in all rows that are averaged, got {kinds}. Pass "
                                  f"by={column!r} to average them separately")
 
 # %% ../../nbs/lib/statistics/02_row_checks.ipynb #d99432f7

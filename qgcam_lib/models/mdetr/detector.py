@@ -76,7 +76,8 @@ def roberta_tokenizer(vocab: str | Path | None = None):
     try:
         return RobertaTokenizerFast.from_pretrained(vocab, local_files_only=True)
     except (OSError, ValueError, TypeError) as error:
-        raise FileNotFoundError(f"vocab: the tokenizer in {vocab} is damaged ({type(error).__name__}).") from error
+        raise FileNotFoundError(f"vocab: the tokenizer in {vocab} is damaged ({type(error).__name__}). Download it "
+                                "again.") from error
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #cfcc8cb8
 def token_positions(encoding, row: int, spans: Spans, last: int = 255) -> list[int]:

@@ -35,7 +35,7 @@ def ranker_config(config: Any, feature_size: int, encoder: str, weights: str = "
 
 
 def _no_address(entry: ModelEntry) -> Path:
-    raise FileNotFoundError(f"weights: no library fetches weights of {entry.name}. Pass the path of a checkpoint "
+    raise FileNotFoundError(f"weights: those of {entry.name} cannot be downloaded. Pass the path of a checkpoint "
                             "(ViLBERT's is on its authors' shared drive), and the encoder of its region features.")
 
 # %% ../../../nbs/lib/models/regions/06_loading.ipynb #d0c60008
