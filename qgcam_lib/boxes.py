@@ -24,7 +24,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(values.detach().double().cpu() if hasattr(values, "detach") else values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{what}: expected rows of numbers of one length, got what NumPy cannot take ({error})"
+        raise ValueError(f"{what}: expected rows of numbers of one length, but NumPy makes no array of them ({error})"
                          ) from error
     if array.size and array.dtype.kind not in "fiu":
         raise ValueError(f"{what}: expected real numbers, got an array of {array.dtype}")
@@ -127,8 +127,8 @@ def clip_boxes(boxes: ArrayLike, size: tuple[int, int]) -> tuple[np.ndarray, int
     clipped = np.clip(b, 0, [w, h, w, h])
     gone = (clipped[:, 2:] <= clipped[:, :2]).any(1)
     if gone.any():
-        raise ValueError(f"boxes: expected boxes that meet the image, got {b[gone][0].tolist()} wholly outside "
-                         f"height {h} x width {w}; are sizes (height, width), and boxes in pixels of this image?")
+        raise ValueError(f"boxes: expected boxes that overlap the image, got {b[gone][0].tolist()} wholly outside "
+                         f"height {h} x width {w}. Is size (height, width), and is the box in pixels of this image?")
     return clipped, int((clipped != b).any(1).sum())
 
 # %% ../nbs/lib/02_boxes.ipynb #44a7e7f2

@@ -260,8 +260,8 @@ def as_map_array(maps: Any) -> np.ndarray:
             maps = (maps.float() if maps.dtype.is_floating_point and maps.dtype.itemsize < 4 else maps).cpu().numpy()
         array = np.asarray(maps)
     except (TypeError, ValueError, RuntimeError) as error:  # sparse tensors, lists of lists of several lengths
-        raise ValueError(f"maps: expected dense arrays of numbers, got what NumPy cannot take ({error}); maps of "
-                         "different sizes go in a list of 2-D arrays") from error
+        raise ValueError(f"maps: expected dense arrays of numbers, but NumPy makes no array of them ({error}). Pass "
+                         "maps of different sizes as a list of 2-D arrays") from error
     if array.dtype.kind not in "fiub":
         raise ValueError(f"maps: expected numbers, got an array of {array.dtype}; pass maps of different sizes as a "
                          "list")

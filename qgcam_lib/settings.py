@@ -75,7 +75,7 @@ class Settings(BaseModel):
     @classmethod
     def _given(cls, value: Any) -> Any:
         if isinstance(value, str) and not value.strip():
-            raise ValueError("a value is needed, not an empty text")
+            raise ValueError("expected a value, got an empty text")
         return value
 
 # %% ../nbs/lib/04_settings.ipynb #e5879768
@@ -101,7 +101,7 @@ def read_settings_file(path: str | Path) -> dict[str, str]:
         raise SettingsError(f"{path}: expected lines `key = value` under [qgcam]: {error}") from error
     others = [name for name in parser.sections() if name != "qgcam"]
     if others:
-        raise SettingsError(f"{path}: expected only the section [qgcam], given also [{others[0]}]. Move its keys to "
+        raise SettingsError(f"{path}: expected only the section [qgcam], got also [{others[0]}]. Move its keys to "
                             "[qgcam].")
     values = dict(parser["qgcam"]) if parser.has_section("qgcam") else {}
     _refuse_unknown(list(values), str(path))
@@ -135,7 +135,7 @@ def load_settings(path: str | Path | None = None, *, environ: Mapping[str, str] 
         first = error.errors()[0]
         name = str(first["loc"][0])
         where = [place for place, values in sources.items() if name in values][-1]
-        raise SettingsError(f"{where}: setting {name}: {first['msg']}; given {first['input']!r}. Default: "
+        raise SettingsError(f"{where}: setting {name}: {first['msg']}; got {first['input']!r}. Default: "
                             f"{Settings.model_fields[name].default} "
                             f"({Settings.model_fields[name].description}).") from error
 

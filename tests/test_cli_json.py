@@ -92,6 +92,7 @@ LINES = [  # place, command, the rest of the line, exit code
     ("refer", "refer score", "scores.csv adv_easy_hard_annotations.json --bootstrap 5", 0),
     ("refer", "refer score", "scores.csv adv_easy_hard_annotations.json --bootstrap 0 --by n_words,split", 0),
     ("refer", "refer run", "left refcocog_adv_annotations.json IMAGES --perturb swap_head --quiet", 0),
+    ("refer", "refer run", "left refcocog_adv_annotations.json IMAGES --perturb shipped --quiet", 0),
     ("refer", "refer splits", "adv_easy_hard_annotations.json", 0),
     ("runs", "run", "small.ipynb --show", 0),
     ("runs", "run", "small.ipynb --outputs out --quiet", 0),

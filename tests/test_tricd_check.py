@@ -74,7 +74,7 @@ def test_the_known_case_says_more_than_0_and_1():
 
 
 def test_predictions_need_annotations():
-    with pytest.raises(ValueError, match="predictions: expected their annotations"):
+    with pytest.raises(ValueError, match="annotations: expected the TRICD file"):
         check_tricd(predictions={})
 
 

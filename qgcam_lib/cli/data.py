@@ -236,7 +236,7 @@ def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK
                   "require equal numbers even if this processor differs from the stored one"))
                                 ] = False,
               outputs: Outputs = None, as_json: Json = False) -> None:
-    """Compare the numbers of finished runs with those of the stored pages, in outputs/reference."""
+    """Compare the numbers of finished runs with those of the stored pages (in outputs/reference)."""
     from qgcam_lib.errors import QgcamError
     from qgcam_lib.runs.reference import MEANT, REFERENCES, report
 

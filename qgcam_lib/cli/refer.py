@@ -23,7 +23,7 @@ _EXPRESSIONS = "Ref-Adv in either published JSON, or a folder of RefCOCOg (refs(
 _Split = Annotated[str, typer.Option(help=(
     "of a file of Ref-Adv: ref-easy, ref-hard or ref-adv (default: all); of a folder of RefCOCOg: train, val or test "
     "(default: test)"))]
-_Threshold = Annotated[float, typer.Option(min=0, max=1, help=(
+_Threshold = Annotated[float, typer.Option(min=0.01, max=1, help=(
     "a choice is correct if its IoU with the target's box is at least this"))]
 _Strict = Annotated[bool, typer.Option("--strict", help="require an IoU above the threshold, not equal to it")]
 
@@ -66,13 +66,14 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
         how: Annotated[str, typer.Option("--perturb", help=(
             "change the expressions: plain (lower case, no punctuation), shuffle (random word order), reverse, "
             "nouns_adjectives (keep only these), swap_head (exchange the head noun with another noun) or shipped (the "
-            "shuffled texts published with Ref-Adv); default: no change"))] = "",
+            "hard expressions in Ref-Adv's raw file, as shuffled there); default: no change"))] = "",
         threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Run a ranker, a model that scores candidate boxes, on referring expressions. Reports accuracy and chance.
 
     The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
     or a picture is invalid (it is named), 2 usage error.
     """
+    from qgcam_lib.data.referring.files import hard_originals
     from qgcam_lib.models.named import load_source
     from qgcam_lib.referring.perturb import HOW, perturb_expressions
     from qgcam_lib.referring.run import ask_expressions, choices_of, read_expressions
@@ -80,6 +81,7 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
     if how not in ("", *HOW):
         raise ValueError(f"how: expected one of {', '.join(HOW)}, got {how!r}")
     records = read_expressions(expressions, split)
+    records = hard_originals(records) if how == "shipped" else records  # whose shuffled texts Ref-Adv published
     records = perturb_expressions(records, how, seed=common.seed) if how else records
     ranker = load_source(model, "ranker", **common.load)
     answers = ask_expressions(ranker, records, images, limit=common.limit, seed=common.seed, store=common.store,

@@ -80,7 +80,7 @@ def _mapping(text: str | None, name: str, choices: Sequence[str]) -> Any:
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #5572be22
 _UNUSUAL = {"pairs_without": "pairs have no box", "phrases_without": "phrases have no box",
-            "outside": "boxes are wholly outside their picture", "stick_out": "boxes stick out of their picture",
+            "outside": "boxes are outside their image", "stick_out": "boxes extend beyond their image",
             "no_area": "boxes have no area", "tied": "scores tie with another in the ranking of their phrase"}
 
 
@@ -171,7 +171,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=(
               split: _Split = None,
               annotations: Annotated[Path | None, typer.Option(exists=True, help=(
                   "TRICD's grounding file, whose groups are resampled for the intervals; default: resample sets of "
-                  "questions that share an image or a question"))] = None,
+                  "questions with the same image or the same text"))] = None,
               n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
               missing: scoring.choice(scoring.MISSING, "raise (an error if a question has no answer)",
                                       "wrong (an unanswered question counts as wrong)") = "raise",

@@ -290,7 +290,7 @@ def verify(self: ByImage) -> pd.DataFrame:
     file = next((path.name for path in self._files()), "")
     cut = self._all.counts["cut boxes"]
     if cut:
-        problems.append(Problem(file, f"{cut} boxes stick out of their picture and are cut", "note"))
+        problems.append(Problem(file, f"{cut} boxes extend beyond their image and are clipped", "note"))
     if self.expected and len(self) != self.expected:
         text = f"{len(self):,} examples; {self.expected:,} are expected of the complete split {self.split}"
         problems.append(Problem(file, text, "warning"))

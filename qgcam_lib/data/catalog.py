@@ -9,6 +9,7 @@ __all__ = ['LAYOUTS', 'NAMES', 'Layout', 'recognise', 'dataset_folder', 'load_da
 # %% ../../nbs/lib/data/07_catalog.ipynb #0f8dc281
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,9 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
         return ExampleError(f"the data set {name!r} is not on this machine", file=folder,
                             remedy=f"`qgcam data fetch {name}` downloads it or prints the steps")
     if not folder.is_dir():
-        problem = f"there is no such folder, and no data set of this name (names: {', '.join(NAMES)})"
-        return ExampleError(problem, file=folder, remedy=f"Give a folder in a known layout ({expected})")
+        near = "".join(f"Did you mean {one}? " for one in get_close_matches(str(folder), NAMES, 1))
+        return ExampleError("there is no such folder, and no data set of this name", file=folder,
+                            remedy=f"{near}`qgcam data list` lists the names and the known layouts")
     entries = ", ".join(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())[:12]) or "nothing"
     nearer = [child.name for child in folder.iterdir() if child.is_dir() and recognise(child)]
     hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "See the loader's page for the layout"

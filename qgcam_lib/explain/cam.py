@@ -174,7 +174,8 @@ class Cam:
         """Return maps [P, h, w] float32, raw, >= 0, on the layer's grid. Raises ValueError in training mode, and for a
         layer that a pass does not use exactly once, or whose output is not [1, C, h, w] after `reshape`."""
         if self.module.training:
-            raise ValueError("module: expected evaluation mode, where maps are not random. Call module.eval().")
+            raise ValueError("module: expected evaluation mode, got training mode, where dropout makes maps random. "
+                             "Call module.eval().")
         x = self.prepare(Image.open(image).convert("RGB") if isinstance(image, str | Path) else image)
         activations: list[torch.Tensor] = []
 

@@ -44,7 +44,7 @@ def watch_attention(dropout: torch.nn.Module) -> Iterator[AttentionWatch]:
     the layer is passed twice.
     """
     if dropout.training:
-        raise ValueError("dropout: expected evaluation mode, where maps are not random. Call model.eval().")
+        raise ValueError("dropout: the model is in training mode, where dropout makes maps random. Call model.eval().")
     watch = AttentionWatch()
 
     def keep(module, inputs, output):

@@ -291,7 +291,7 @@ def read_boxes(path: str | Path, box_format: str | None = None, on_error: str = 
         try:
             record = _record(entry, box_format or ("xywh" if coco else None))
             if record.error and on_error == "raise":
-                raise ValueError(f"{record.error}, or pass on_error='record' to continue without this record")
+                raise ValueError(f"{record.error}. To continue without this record, pass on_error='record'")
             if id in records:
                 _merge(records[id], record)
         except ValueError as error:

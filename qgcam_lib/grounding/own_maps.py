@@ -217,8 +217,8 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
                    "grouped": grouped, "clipped": list(dict.fromkeys(clipped)),
                    "negatives": negatives_of(frame, negatives), "warnings": suspicious}
     if clipped:
-        warnings.warn(f"{len(frame.attrs['clipped'])} records have boxes that stick out of their images; they were "
-                      f"clipped, the first is {clipped[0]!r}", UserWarning, stacklevel=2)
+        warnings.warn(f"{len(frame.attrs['clipped'])} records have boxes that extend beyond their images and were "
+                      f"clipped; the first record is {clipped[0]!r}", UserWarning, stacklevel=2)
     if out is not None:
         write_scores(frame, out)
     return frame

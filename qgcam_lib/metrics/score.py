@@ -113,7 +113,7 @@ def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, size
         outside = (cut[:, 2:] <= cut[:, :2]).any(1)
     for wrong, expected in ((not_finite, "finite numbers"),
                             (empty, "x0 < x1 and y0 < y1 (it is empty or inverted: convert it to xyxy, or drop it)"),
-                            (outside, "a box that meets the image (it lies wholly outside: are sizes height, width?)")):
+                            (outside, "a box that overlaps the image (wholly outside: are sizes height, width?)")):
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             hint = "".join(f". {text}" for text in box_findings(boxes, sizes[example], example)) if sized else (
@@ -121,7 +121,7 @@ def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, size
             raise ValueError(f"boxes: expected {expected}, got {boxes[k].tolist()} in example {example[k]} of "
                              f"(height, width) {tuple(sizes[example[k]].tolist())}{hint}")
     if out := int((cut != boxes).any(1).sum()):
-        warnings.warn(f"{out} of {len(boxes)} boxes stick out of their images and were clipped", UserWarning,
+        warnings.warn(f"{out} of {len(boxes)} boxes extend beyond their images and were clipped", UserWarning,
                       stacklevel=3)
     return cut
 

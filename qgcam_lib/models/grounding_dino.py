@@ -107,7 +107,7 @@ def pairs(self: GroundingDinoDetector, image: Image.Image, text: str) -> tuple[t
     the characters (start, end) of each token."""
     limit = min(self.model.config.max_text_len, self.model.config.text_config.max_position_embeddings)
     if len(self.tokenizer(text).input_ids) > limit:
-        warnings.warn(f"a text was cut to {limit} tokens: {text[:60]!r}...", stacklevel=2)
+        warnings.warn(f"a text was truncated to {limit} tokens: {text[:60]!r}...", stacklevel=2)
     tokens = self.tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True,
                             return_tensors="pt")
     offsets = tokens.pop("offset_mapping")[0].tolist()

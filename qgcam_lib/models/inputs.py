@@ -76,7 +76,7 @@ def _factory(text: str, module: str, reading: RunContext) -> Input:
     files, name = module_files(module, folders), factory_source(text)[1].split(".")[0]
     if (names := defined_names(module, files)) and name not in names:
         near = "".join(f" Did you mean {one}?" for one in get_close_matches(name, names, 1, 0.7))
-        raise ParameterError(f"expected a function of {module}, given {text!r}: {module} defines no {name}.{near}")
+        raise ParameterError(f"expected a function of {module}, got {text!r}: {module} defines no {name}.{near}")
     check_weights(text, reading.parameters.get("weights", WEIGHTS[0]))
     return Input("weights", "own model", text, files)
 
@@ -86,7 +86,7 @@ def _file(text: str, word: str, path: Path, reading: RunContext) -> Iterator[Inp
     if (place := reading.cwd / path).exists():
         yield Input("data", "folder" if place.is_dir() else "file", text, place)
     elif word == "maps":
-        raise FileNotFoundError(f"expected {word}:PATH with an existing file or folder, given {text!r}, which does not "
+        raise FileNotFoundError(f"expected {word}:PATH with an existing file or folder, got {text!r}, which does not "
                                 f"exist in {reading.cwd}.")
 
 # %% ../../nbs/lib/models/08_inputs.ipynb #4fe9e38b
@@ -157,7 +157,7 @@ class WeightsSource(NamedInput):
         for text in texts:
             path = reading.path(text)
             if text not in WEIGHTS and path is None:
-                raise FileNotFoundError(f"expected mini, official, random or a path, given {text!r}, which is "
+                raise FileNotFoundError(f"expected mini, official, random or a path, got {text!r}, which is "
                                         f"not in {reading.cwd}.")
             if text not in WEIGHTS:
                 yield Input("weights", "folder" if path.is_dir() else "file", text, path)

@@ -34,7 +34,7 @@ def file_source(source: str, word: str) -> Path | None:
         return None
     path = source.removeprefix(f"{word}:").strip()
     if not path:
-        raise ParameterError(f"expected {word}:PATH with the path of a file, given {source!r}. Give the file behind "
+        raise ParameterError(f"expected {word}:PATH with the path of a file, got {source!r}. Give the file behind "
                              f"the colon, such as {word}:mine.npz.")
     return Path(path).expanduser()
 
@@ -62,7 +62,7 @@ def _factory(source: str, module: str) -> Any:
         raise ParameterError(f"model: {source!r} names module {error.name!r}, which Python cannot find. Install it, "
                              "run from its folder, or add that folder to PYTHONPATH.") from None
     except AttributeError as error:
-        raise ParameterError(f"model: expected a function or class of {module}, given {source!r} ({error}). Check the "
+        raise ParameterError(f"model: expected a function or class of {module}, got {source!r} ({error}). Check the "
                              "spelling after the colon.") from None
     return factory
 
@@ -77,7 +77,7 @@ def check_role(model: Any, role: str, source: str = "model") -> Any:
         return model
     actual = f"the class {model.__name__} itself" if isinstance(model, type) else f"a {type(model).__name__}"
     raise ParameterError(f"{source}: expected {ROLES[role]} with a method {_VERBS[role]} and a dictionary `card`, such "
-                         f'as {{"name": "mine"}}, given {actual}.')
+                         f'as {{"name": "mine"}}, got {actual}.')
 
 # %% ../../nbs/lib/models/07_named.ipynb #d0e2000f
 _FUNCTIONS = {"explainer": as_explainer, "matcher": as_matcher, "ranker": as_ranker}
@@ -98,8 +98,8 @@ def _watched(model: Any, source: str) -> Any:
 def check_weights(source: str, weights: str | Path) -> None:
     """Raises ParameterError for "official" or "random" weights with a factory, which accepts a path or no weights."""
     if str(weights) in WEIGHTS[1:]:
-        raise ParameterError(f"weights: expected the path of weights that {source} reads, given {str(weights)!r}, "
-                             "which is for models of the registry. Leave it out where the factory needs none.")
+        raise ParameterError(f"weights: expected a path that {source} reads, got {str(weights)!r}, which only the "
+                             f"models of `qgcam models` have. If {source} needs no weights, leave weights out.")
 
 # %% ../../nbs/lib/models/07_named.ipynb #d0e2000b
 def load_source(source: str, role: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
@@ -134,7 +134,7 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
     needs = [name for name, one in accepted.items() if one.default is one.empty and one.kind not in _ANY
              and name not in arguments]
     if needs and isinstance(factory, type):
-        raise ParameterError(f"model: expected a class that needs no arguments, given {source}, whose __init__ needs "
+        raise ParameterError(f"model: expected a class that needs no arguments, got {source}, whose __init__ needs "
                              f"{', '.join(needs)}. Name a function instead: def make(): return {factory.__name__}(...)")
     if needs:
         return _FUNCTIONS[role](factory, source) if role in _FUNCTIONS else check_role(factory, role, source)

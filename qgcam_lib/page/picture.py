@@ -87,7 +87,7 @@ def as_figure(what: Any) -> Any:
     """The given figure, or the figure of axes or of a seaborn grid; TypeError for any other type."""
     figure = what if hasattr(what, "savefig") else getattr(what, "figure", None)
     if not hasattr(figure, "savefig"):
-        raise TypeError(f"argument `figure`: expected a matplotlib figure or axes, given {type(what).__name__}.")
+        raise TypeError(f"figure: expected a matplotlib figure or axes, got {type(what).__name__}.")
     return figure
 
 # %% ../../nbs/lib/page/02_picture.ipynb #288fcaa9
@@ -122,7 +122,7 @@ def page_picture(figure: Any, alt: str, dpi: int = _DPI) -> Picture:
     from PIL import Image
 
     if not alt.strip():
-        raise ValueError("argument `alt`: expected a text that says what the figure shows, given none. Give `caption` "
+        raise ValueError("alt: expected a text that says what the figure shows, got none. Give `caption` "
                          "or `alt`.")
     drawn, small = io.BytesIO(), io.BytesIO()
     with laid_out(figure) as box, any_letters():
@@ -140,7 +140,7 @@ def as_lines(text: str | Sequence[str]) -> tuple[str, ...]:
     """One or several texts as a tuple of lines, without empty ones. TypeError for any other type."""
     texts = [text] if isinstance(text, str) else list(text)
     if wrong := [one for one in texts if not isinstance(one, str)]:
-        raise TypeError(f"result box: expected a text or a list of texts, given {wrong[0]!r} "
+        raise TypeError(f"result box: expected a text or a list of texts, got {wrong[0]!r} "
                         f"({type(wrong[0]).__name__})")
     return tuple(" ".join(one.split()) for one in texts if one.strip())
 

@@ -145,8 +145,8 @@ def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
     out = int((boxes[:, 2:] > ends).any(1).sum())
     if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
         return []
-    return [f"{out} of {len(boxes)} boxes stick out of their pictures, and all fit as corners: they were read as x, y, "
-            "width, height (choose the box format xyxy)"]
+    return [f"{out} of {len(boxes)} boxes extend beyond their images when read as x, y, width, height, but none when "
+            "read as corners; for corners, choose the box format xyxy"]
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #18b97f1b
 def _check_options(image_ids: Any, phrases: Any) -> None:

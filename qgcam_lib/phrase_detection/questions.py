@@ -87,11 +87,11 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     for row in frame.itertuples():
         pair = pairs.get(row.image_id)
         if pair is None:
-            raise ExampleError("is a question, but the grounding file has no such pair", row.image_id, path,
-                               "Give the grounding file of the same split")
+            raise ExampleError("the questions have this id, but the grounding file has no pair with it", row.image_id,
+                               path, "Give the grounding file of the same split")
         if (pair.file_name, pair.positive) != (row.file_name, row.answer):
-            raise ExampleError(f"the question has {row.file_name!r} and answer {row.answer}, the pair has "
-                               f"{pair.file_name!r} and positive {pair.positive}", row.image_id, path)
+            raise ExampleError(f"the question has the image {row.file_name!r} and the answer {row.answer}, but the pair"
+                               f" of this id has {pair.file_name!r} and positive={pair.positive}", row.image_id, path)
     own = [pairs[id] for id in frame.image_id]
     return frame.assign(caption=[pair.caption for pair in own],
                         group=[f"{pair.source}_{pair.original_id.rsplit('_', 1)[0]}" for pair in own])

@@ -122,7 +122,7 @@ def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str 
                              "problems": [{"id": "", "image": "", "error": fault} for fault in predictions.faults]}
         return predictions
     if images is None:
-        raise ValueError(f"images: expected the folder of the pictures for the detector {source!r}, got None")
+        raise ValueError(f"images: expected the folder of images, which the detector {source!r} needs, got None")
     detector = load_source(source, "detector", weights, device, seed=seed, **(model_options or {}))
     return detect_phrases(detector, data, images, limit=limit, seed=seed, **run_options)
 
@@ -254,7 +254,7 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
                        "limit": limit, "seed": seed, "seconds": None, "problems": []}
         return frame
     if images is None:
-        raise ValueError(f"images: expected the folder of the pictures for the answerer {source!r}, got None")
+        raise ValueError(f"images: expected the folder of images, which the answerer {source!r} needs, got None")
     from qgcam_lib.models.prompted import BASELINES, BaselineAnswerer  # imports torch; not needed for a file
 
     answerer = BaselineAnswerer(source, seed) if source in BASELINES else load_source(

@@ -110,7 +110,7 @@ def match_predictions(data: Tricd, predictions: Any, *, ties: str = "first"
     of their image; ValueError for an unknown `ties` or for data that are no Tricd.
     """
     if not isinstance(data, Tricd):
-        raise ValueError(f"data: expected what load_tricd returns, got {type(data).__name__}")
+        raise ValueError(f"data: expected a Tricd, as load_tricd returns it, got {type(data).__name__}")
     if ties not in TIES:
         raise ValueError(f"ties: expected one of {TIES}, got {ties!r}")
     packed = pack(data, predictions)

@@ -40,13 +40,13 @@ def published(name: str, folder: str | Path | None = None) -> pd.DataFrame:
     folder = Path(folder) if folder is not None else published_folder()
     names = list_published(folder)
     if name not in names:
-        raise ValueError(f"Expected argument `name` to be one of {names}, but got {name!r}. "
+        raise ValueError(f"name: expected one of {names}, got {name!r}. "
                          f"To add a table, put {name}.csv and {name}.toml into {folder}.")
     facts = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
     frame = pd.read_csv(folder / f"{name}.csv")
     rows = facts["source"]["rows"]
     if len(frame) != rows:
-        raise ValueError(f"Expected {rows} rows in {name}.csv, as {name}.toml says, but got {len(frame)}. "
+        raise ValueError(f"{name}.csv: expected {rows} rows, as {name}.toml says, got {len(frame)}. "
                          "Compare the file with the paper.")
     frame.attrs = {"name": name, **facts}
     return frame

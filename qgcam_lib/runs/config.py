@@ -64,9 +64,9 @@ def _checked(config: Mapping[str, Any], notebooks: Mapping[str, Mapping[str, Par
     if [] in (values["models"], values["splits"]):
         raise ParameterError("models, splits: expected at least one model and one split, got none.")
     if values["shards"] < 1:
-        raise ParameterError(f"shards: expected at least 1, given {values['shards']}.")
+        raise ParameterError(f"shards: expected at least 1, got {values['shards']}.")
     if data and not Path(data).expanduser().is_dir():
-        raise ParameterError(f"data: expected a folder that holds a folder for each data set, given {data!r}.")
+        raise ParameterError(f"data: expected a folder that holds a folder for each data set, got {data!r}.")
     targets = {name: cell for name, cell in notebooks.items() if not only or name in (only, gathers.get(only))}
     overrides = {name: values[name] for name in _HANDED_ON if name in config} | values["parameters"]
     resolve_parameters({name: one for cell in targets.values() for name, one in cell.items()}, overrides)
@@ -131,7 +131,7 @@ def engine_path(folder: str | Path) -> str:
     path = Path(os.path.relpath(folder)).as_posix()
     path = Path(folder).absolute().as_posix() if path.startswith("-") else path
     if wrong := sorted({letter for letter in path if letter in "{}" or ord(letter) < 32 or ord(letter) == 127}):
-        raise ParameterError("outputs: expected a path without braces and control characters, given "
+        raise ParameterError("outputs: expected a path without braces and control characters, got "
                              f"{str(folder)!r} with {wrong[0]!r}. Set QGCAM_OUTPUTS, or `outputs` in settings.ini, to "
                              "another folder")
     return path

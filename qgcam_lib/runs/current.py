@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def _checked_name(name: str) -> str:
     """`name` if it is a valid file name on every system; otherwise ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise ValueError(f"argument `name`: expected letters, digits, - and _, given {name!r}. It becomes a file "
+        raise ValueError(f"name: expected letters, digits, - and _, got {name!r}. It becomes a file "
                          "name; put a text for the reader into `caption`.")
     return name
 
@@ -94,7 +94,7 @@ def save_table(self: Run, frame: "pd.DataFrame", name: str, caption: str = "") -
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):
-        raise TypeError(f"argument `frame`: expected a pandas DataFrame, given {type(frame).__name__}.")
+        raise TypeError(f"frame: expected a pandas DataFrame, got {type(frame).__name__}.")
     plain = frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
     plain = plain.copy(deep=False)
     plain.attrs = {}  # Parquet cannot store every attribute
@@ -204,7 +204,7 @@ def _notebook_file(name: str | Path) -> Path:
     for path in places:
         if path.suffix == ".ipynb" and path.is_file():
             return path.resolve()
-    raise RunError(f"argument `name`: expected the name or path of this notebook, given {str(name)!r}; "
+    raise RunError(f"name: expected the name or path of this notebook, got {str(name)!r}; "
                    f"there is no {places[1].name} in {Path.cwd()} or nbs/papers. Save the notebook and give its path, "
                    "or run it with `qgcam run`.", Path.cwd())
 

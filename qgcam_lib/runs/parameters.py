@@ -192,7 +192,7 @@ def coerce(parameter: Parameter, value: Any, *, text: bool = True) -> Any:
                       _remedy(kind))
         detail = next((f"The text is {reason}. " for reason in reasons if isinstance(reason, FormatError)), "")
         expected = _IN_WORDS.get(parameter.type, parameter.type)
-        raise ParameterError(f"parameter `{parameter.name}`{where}: expected {expected}, given {value!r:.200} "
+        raise ParameterError(f"parameter `{parameter.name}`{where}: expected {expected}, got {value!r:.200} "
                              f"({type(value).__name__}). {detail}{remedy}") from error
     except (TypeError, NameError, SyntaxError, ImportError, AttributeError) as error:
         raise ParameterError(f"parameter `{parameter.name}`: a parameter cannot have the type {parameter.type}. "
@@ -209,7 +209,7 @@ def read_notebook(notebook: str | Path | Any) -> Any:
     if isinstance(notebook, nbformat.NotebookNode):
         return notebook
     if not Path(notebook).is_file():
-        raise FileNotFoundError(f"notebook: expected a file, given {notebook}, which does not exist. "
+        raise FileNotFoundError(f"notebook: expected a file, got {notebook}, which does not exist. "
                                 "Paper notebooks are in nbs/papers.")
     try:
         with warnings.catch_warnings():
@@ -238,7 +238,7 @@ def _parameters_source(cells: Iterable[tuple[str, list[str]]], name: str) -> str
     """Source of the cell tagged `parameters`; ParameterError for none, several, or an injected one."""
     tagged = {tag: [source for source, tags in cells if tag in tags] for tag in ("parameters", "injected-parameters")}
     if tagged["injected-parameters"]:
-        raise ParameterError(f"{name}: expected a source notebook, given one that papermill has filled in (a cell is "
+        raise ParameterError(f"{name}: expected a source notebook, got one that papermill has filled in (a cell is "
                              "tagged `injected-parameters`). Run the original, or delete that cell.")
     if len(tagged["parameters"]) != 1:
         raise ParameterError(f"{name}: expected exactly one code cell tagged `parameters`, found "
@@ -267,9 +267,9 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins
     try:
         default = ast.literal_eval(value)
     except (ValueError, TypeError) as error:
-        raise ParameterError(f"parameter `{target}`: expected a literal default, given the expression "
-                             f"`{ast.unparse(value):.200}`, which would not change together with the parameters in it. "
-                             "Compute it in the next cell.") from error
+        raise ParameterError(f"parameter `{target}`: expected a literal default, got the expression "
+                             f"`{ast.unparse(value):.200}`, whose value a run's parameters could not change. "
+                             f"Compute `{target}` in the next cell.") from error
     parameter = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""), origins)
     coerce(parameter, default, text=False)
     return parameter

@@ -92,7 +92,7 @@ class FirstScreen:
             effect = (run.caption(effect[0]), *effect[1:])
         box = ResultBox(self.question, answer, effect, as_lines(differs))
         if not box.answer:
-            raise ValueError("argument `answer`: expected a sentence that answers the question, given an empty text.")
+            raise ValueError("answer: expected a sentence that answers the question, got an empty text.")
         run.record(result_box=box.as_dict())
         if self.box is not None:
             self.box.update(box)

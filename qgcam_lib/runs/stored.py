@@ -47,7 +47,7 @@ def _faults(output: Any) -> Iterator[str]:
             yield "text on stderr"
         yield from (name for name, pattern in _UNFIT.items() if re.search(pattern, text))
         if kind == "text/html" and 'class="dataframe"' in text:
-            yield "a frame as pandas shows it, unescaped (use run.show)"
+            yield "a table in pandas' own layout (use run.show)"
         if kind == "text/plain" and len(output.get("data", {})) == 1 and re.match(r"\s*[\[(]?\{['\"\w]", text):
             yield "a dictionary as Python prints it (use run.show or run.show_card)"
     for kind in output.get("data", {}):

@@ -72,8 +72,8 @@ def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> l
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     missing = [name for name in names if name not in frame]
     if missing or not names:
-        raise ValueError(f"metrics: the frame has no column {missing or 'of a known score'}. Its columns: "
-                         f"{str(list(frame.columns)):.300}. To summarise scores of a probe or of referring "
+        raise ValueError(f"metrics: expected columns of the frame, but it has no {missing or 'column of a score'}; "
+                         f"its columns are {str(list(frame.columns)):.300}. For scores of probes or of referring "
                          "expressions, import qgcam_lib.probes or qgcam_lib.referring first.")
     return names
 
@@ -317,7 +317,7 @@ def correlate(frame: pd.DataFrame, x: str = "io_ratio", y: str = "pg_hit", *, n_
     for a missing column.
     """
     if missing := [name for name in (x, y, "group") if name not in frame]:
-        raise ValueError(f"Expected columns {x!r}, {y!r} and 'group', but {missing} are missing.")
+        raise ValueError(f"frame: expected the columns {x!r}, {y!r} and 'group'; missing: {missing}.")
     rows = frame[[x, y, "group"]].dropna()
     codes, n_groups = group_codes(rows, "group")
     pair, lines = rows[[x, y]].astype(float), []

@@ -99,7 +99,7 @@ def fingerprint(path: str | Path, *, cache: str | Path | None = None, progress: 
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"path: expected a file or folder, given {path}, which does not exist.")
+        raise FileNotFoundError(f"path: expected a file or folder, got {path}, which does not exist.")
     if path.is_file():
         with _checksums(cache) as digests:
             return _cached_sha256(path, digests)[1]
@@ -302,7 +302,7 @@ class FilePath(NamedInput):
         for text in filter(None, texts):
             path = reading.path(text) or reading.path(re.sub(r"^[a-z]+:\s*", "", text))
             if path is None:
-                raise FileNotFoundError(f"expected an existing file or folder, given {text!r}, "
+                raise FileNotFoundError(f"expected an existing file or folder, got {text!r}, "
                                         f"which is not in {reading.cwd}.")
             yield Input(cls.group, "folder" if path.is_dir() else "file", text, path)
 

@@ -96,8 +96,8 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
     every = [dict(zip(listed, state)) | typed for state in product(*listed.values())]
     begin = {name: (dict(every[0]) | dict(start or {})).get(name) for name in controls}
     if bad := [name for name in begin if not name.isidentifier() or name in listed and begin[name] not in listed[name]]:
-        raise ValueError("controls: expected names that are Python identifiers, and initial values among the listed "
-                         f"ones, but got {bad} with the initial values {begin}")
+        raise ValueError("controls: expected Python identifiers as names, and each initial value among the control's "
+                         f"values; {bad} breaks this, with the initial values {begin}")
     cache: dict[str, Answer] = {}
 
     def ask(state: Mapping) -> Answer:
@@ -113,7 +113,7 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
     def library(state: Mapping) -> dict:
         entries = ask({name: state[name] for name in begin}).as_json()
         if (got := {kind: list(one) for kind, one in entries.items()}) != labels:
-            raise ValueError(f"answer: expected the labels {labels} for every state, but got {got}")
+            raise ValueError(f"answer: expected the same labels for every state, got first {labels}, then {got}")
         return entries
 
     curve = {"curve": {"along": along, "axis": list(span or (0, 1)), "series": list(series)}} if along else {}

@@ -122,7 +122,7 @@ def _widget(explorer: Explorer) -> Any:
                 explorer.library({**self._state(), proposal.trait.name: value})
             except Exception as error:
                 name = proposal.trait.name
-                raise ValueError(f"{name}: expected a value that the explorer can show, but got {value!r:.80} "
+                raise ValueError(f"{name}: expected a value that the explorer can show, got {value!r:.80} "
                                  f"({error})") from error
             return value
 
@@ -163,6 +163,6 @@ def score_tables(scores: Mapping[str, ArrayLike], shape: tuple[int, int]) -> dic
     tables = {name: np.round(np.asarray(table, float), 6) for name, table in scores.items()}
     for name, table in tables.items():
         if table.shape != shape or not np.isfinite(table).all():
-            raise ValueError(f"scores: expected finite numbers of shape {shape} for {name!r}, but got shape "
+            raise ValueError(f"scores: expected finite numbers of shape {shape} for {name!r}, got shape "
                              f"{table.shape}. Pass a finite score for every input that the explorer can show.")
     return tables

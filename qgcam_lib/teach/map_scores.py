@@ -34,8 +34,8 @@ def scores_of(state: Mapping) -> dict[str, float | None]:
     heat, box = np.asarray(state["map"], dtype=np.float32), np.asarray(state["box"], dtype=float).reshape(-1)
     h, w = heat.shape
     if box.shape != (4,) or (box != box.round()).any() or not (0 <= box[0] < box[2] <= w and 0 <= box[1] < box[3] <= h):
-        raise ValueError(f"Expected argument `box` to be x0, y0, x1, y1 in whole cells of a map of {w} x {h}, "
-                         f"but got {box.tolist()}. Round it and keep it inside.")
+        raise ValueError(f"box: expected x0, y0, x1, y1 in whole cells of a map of width {w} and height {h}, "
+                         f"got {box.tolist()}. Round it and keep it inside.")
     above = (heat > state["threshold"]).astype(np.float32)
     soft, binary = score_maps([heat, above], [box[None]] * 2, protocol="native", tau=state["tau"],
                               delta=state["delta"]).to_dict("records")
@@ -110,7 +110,7 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
     """
     heat = np.asarray(heat, dtype=np.float32)
     if heat.ndim != 2 or max(heat.shape) > 64:
-        raise ValueError(f"Expected argument `heat` to be one map of at most 64 x 64 cells, but got {heat.shape}. "
+        raise ValueError(f"heat: expected one map of at most 64 x 64 cells, got an array of shape {heat.shape}. "
                          "Shrink it first.")
     corners = np.asarray(box, dtype=float).reshape(-1)
     start = {"map": heat.astype(float).tolist(), "box": corners.tolist(), "threshold": 0.5, "tau": tau, "delta": delta}

@@ -185,7 +185,7 @@ def scores_of_pair(tables: Mapping[str, np.ndarray], state: Mapping) -> dict:
     S = tables[state["model"]][np.ix_(state["states"], state["prompts"])]
     if S.shape != (2, 2) or min(*state["states"], *state["prompts"]) < 0:
         raise ValueError("states, prompts: expected two indices each, counted from 0, "
-                         f"but got {state['states']} and {state['prompts']}")
+                         f"got {state['states']} and {state['prompts']}")
     if state["digits"] != "":
         step = 10.0 ** int(state["digits"])
         S = np.floor(S * step + 0.5) / step

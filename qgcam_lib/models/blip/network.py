@@ -43,7 +43,7 @@ class BlipConfig(Config):
         for size, part in pairs:
             whole, unit = getattr(self, size), getattr(self, part)
             if unit < 1 or whole < unit or whole % unit:
-                raise ValueError(f"{size}: expected a multiple of {part}, got {whole} and {unit}.")
+                raise ValueError(f"{size}: expected a multiple of {part}, got {size}={whole} and {part}={unit}.")
 
     @property
     def grid(self) -> tuple[int, int]:

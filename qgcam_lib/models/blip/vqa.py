@@ -35,7 +35,7 @@ def clean_question(question: str) -> str:
         raise TypeError(f"question: expected a text, got {question!r}.")
     text = SIGNS.sub("", question.lower()).rstrip(" ")
     if not text.strip():
-        raise ValueError(f"question: nothing is left of {question!r} after cleaning. Leave it out, or give it words.")
+        raise ValueError(f"question: expected words, got {question!r}, which has only punctuation or spaces.")
     return " ".join(text.split(" ")[:MAX_WORDS])
 
 # %% ../../../nbs/lib/models/blip/03_vqa.ipynb #eaa7eaf7

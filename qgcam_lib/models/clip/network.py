@@ -72,9 +72,9 @@ class TextTokenizer:
             raise TypeError(f"texts: expected texts, got {text!r}.")
         tokens, room = self.encode(text), self.room
         if not tokens:
-            raise ValueError(f"texts: there are no words in {text!r}. Leave it out, or give it words.")
+            raise ValueError(f"texts: expected at least one word in every text, got {text!r}.")
         if len(tokens) > room:
-            warnings.warn(f"a text of {len(tokens)} tokens was cut to {room}: {text[:60]!r}...", stacklevel=4)
+            warnings.warn(f"a text of {len(tokens)} tokens was truncated to {room}: {text[:60]!r}...", stacklevel=4)
         return tokens[:room]
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #8b6e3cf6

@@ -28,9 +28,9 @@ def cleaned(phrase: str, clean: Callable[[str], str] = str, most: int | None = N
         raise TypeError(f"phrases: expected texts, got {phrase!r}.")
     words = clean(phrase).split()
     if not words:
-        raise ValueError(f"phrases: nothing is left of {phrase!r} after cleaning. Leave it out, or give it words.")
+        raise ValueError(f"phrases: expected words, got {phrase!r}, which has only punctuation or spaces.")
     if most is not None and len(words) > most:
-        warnings.warn(f"a phrase of {len(words)} words was cut to {most}: {phrase[:60]!r}...", stacklevel=3)
+        warnings.warn(f"a phrase of {len(words)} words was truncated to {most}: {phrase[:60]!r}...", stacklevel=3)
     return " ".join(words[:most])
 
 # %% ../../../nbs/lib/models/common/02_vocabulary.ipynb #0738aa05
@@ -123,5 +123,5 @@ def tokenize_texts(tokenizer, texts: list[str], limit: int):
     if tokens.input_ids.shape[-1] <= limit:
         return tokens
     cut = [text for text, length in zip(texts, tokens.attention_mask.sum(1).tolist()) if length > limit]
-    warnings.warn(f"{len(cut)} phrases were cut to {limit} tokens, the first: {cut[0][:60]!r}...", stacklevel=3)
+    warnings.warn(f"{len(cut)} phrases were truncated to {limit} tokens, the first: {cut[0][:60]!r}...", stacklevel=3)
     return tokenizer(texts, padding="longest", truncation=True, max_length=limit, return_tensors="pt")

@@ -166,8 +166,9 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     ids, mask = words.input_ids, words.attention_mask.bool()
     if len(strange := (ids == self.tokenizer.unk_token_id).any(1).nonzero()):
         picture, row = queries[int(strange[0])]
-        warnings.warn(f"unknown words in {len(strange)} expressions were read as {self.tokenizer.unk_token}; the first "
-                      f"expression is {expressions_per_image[picture][row][:60]!r}", stacklevel=2)
+        warnings.warn(f"{len(strange)} expressions have words outside this model's vocabulary, which were read as "
+                      f"{self.tokenizer.unk_token}; the first is {expressions_per_image[picture][row][:60]!r}",
+                      stacklevel=2)
     for part in mask.sum(1).argsort(stable=True).split(self.batch):
         places, long = [queries[k] for k in part.tolist()], int(mask[part].sum(1).max())
         pictures, of = np.unique([picture for picture, _ in places], return_inverse=True)

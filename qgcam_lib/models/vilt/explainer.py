@@ -125,7 +125,7 @@ class ViltAnswerer(Adapter):
         text = plain_phrase(question)
         words = self.tokenizer([text], truncation=True, max_length=self.max_tokens, return_tensors="pt")
         if len(self.tokenizer(text).input_ids) > self.max_tokens:
-            warnings.warn(f"a question was cut to {self.max_tokens} tokens: {text[:60]!r}...", stacklevel=2)
+            warnings.warn(f"a question was truncated to {self.max_tokens} tokens: {text[:60]!r}...", stacklevel=2)
         state = self._encode(self.prepare(as_picture(image))[None].to(self.device, self.model.dtype)).states
         everywhere = torch.ones(state.shape[:2], dtype=torch.long, device=self.device)
         words = words.to(self.device)
