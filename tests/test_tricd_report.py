@@ -341,7 +341,7 @@ def test_analysis_reads_what_detection_kept(analysis, detection):
 
 @pytest.mark.nightly
 def test_an_analysis_without_a_detection_says_what_to_run(small_world, tmp_path):
-    with pytest.raises(ParameterError, match="Run it first.*tricd_detection.ipynb -p data"):
+    with pytest.raises(ParameterError, match="Run tricd_detection first.*tricd_detection.ipynb -p data"):
         find_detections(str(small_world), outputs=tmp_path)
     with pytest.raises(ParameterError, match="found no abc"):
         find_detections(str(small_world), runs=["abc"], outputs=tmp_path)
@@ -356,7 +356,7 @@ def test_an_interactive_detection_counts_when_it_is_finished(small_world, detect
     found = gather_detections(str(small_world), outputs=tmp_path)
     assert sorted(found.found) == ["mine", "other"] and found.runs["run_id"].tolist() == [detection.run_id]
     write_run(folder, record | {"finished": None})
-    with pytest.raises(ParameterError, match="Run it first"):
+    with pytest.raises(ParameterError, match="Run tricd_detection first"):
         gather_detections(str(small_world), outputs=tmp_path)
 
 

@@ -60,7 +60,7 @@ class World:
 
 # %% ../../nbs/lib/papers/01_coverage.ipynb #15b9f18b
 def draw_world(score: str, sizes: np.ndarray, rng: np.random.Generator) -> World:
-    "Simulated scores for groups of the given sizes; score: a key of SCORES."
+    "Simulated scores for groups with these sizes; score: a key of SCORES."
     truth, shape = SCORES[score], sizes.shape
     if score.endswith("whole groups"):
         copied = rng.binomial(sizes, np.sqrt(ICC))

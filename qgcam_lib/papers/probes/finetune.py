@@ -142,7 +142,7 @@ def sweep_summary(swept: Mapping[str, Mapping[str, pd.DataFrame]], **options: An
 # %% ../../../nbs/lib/papers/probes/07_finetune.ipynb #b9bce666
 def sweep_differences(swept: Mapping[str, Mapping[str, pd.DataFrame]], alphas: Mapping[str, Sequence[float]],
                       **options: Any) -> pd.DataFrame:
-    """The given alphas minus alpha 0, paired by record: stream, alpha, metric, the columns of `compare` without
+    """The chosen alphas minus alpha 0, paired by record: stream, alpha, metric, the columns of `compare` without
     p_value (which would ignore the spread over seeds), and seeds, lowest, highest.
 
     swept, options: as in `sweep_summary`; alphas: stream -> alphas.

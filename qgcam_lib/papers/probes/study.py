@@ -205,7 +205,7 @@ def read_study(study: str | Path = "relcomp") -> RelCompStudy:
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #d4530c5b
 def check_study(study: RelCompStudy, sets: StudySets, before: Any) -> None:
-    """Raise FileFault if a study used other groups or started from other weights than the given ones."""
+    """Raise FileFault if a study used other groups than `sets` or started from other weights than those of `before`."""
     for what, here in (("content", sets.content), ("before", weights_fingerprint(before.model))):
         if study.about[what] != here:
             name = "groups" if what == "content" else "weights"

@@ -249,7 +249,7 @@ def left_behind_data(relation: ProbeData) -> ProbeData:
 
 # %% ../../../nbs/lib/papers/probes/06_tables.ipynb #b8a6f599
 def counted(results: Evaluated) -> pd.DataFrame:
-    """`check_claims` for all claims of the paper about the three probes, on the given scores."""
+    """`check_claims` for all claims of the paper about the three probes, on one evaluation's scores."""
     options = {"n_bootstrap": 0}
     tables = claims.claim_tables(summarize_all(results.relation, **options), "comparison")
     pairs = claims.claim_tables(summarize_all(results.pairs, "kind", **options), "kind")

@@ -54,7 +54,7 @@ def _derived(labelled: Sequence[Expression], raw: Sequence[Expression]) -> tuple
 
 # %% ../../../nbs/lib/papers/ref_adv/02_data.ipynb #0d69a26e
 def _read(files: Sequence[Path]) -> tuple[Expressions, Expressions]:
-    "The labelled and the raw expressions in the given files."
+    "The labelled and the raw expressions in published files."
     parts = {True: [], False: []}
     for file in files:
         some = read_ref_adv(file)

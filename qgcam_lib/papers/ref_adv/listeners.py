@@ -43,7 +43,7 @@ LISTENERS = ("bag of words", "beginning only", "bag and beginning")
 
 
 def _pictures(data: RefAdv) -> list[dict]:
-    "The records of the test split's images in `scenes.json`; none for given files, whose scenes are unknown."
+    "The records of the test split's images in `scenes.json`; none outside the miniworld, where scenes are unknown."
     if not data.is_miniworld:
         return []
     pictures = json.loads((data.folder / "scenes.json").read_text(encoding="utf-8"))["pictures"]
@@ -51,7 +51,7 @@ def _pictures(data: RefAdv) -> list[dict]:
 
 
 def listeners_of(data: RefAdv) -> dict[str, Listener]:
-    """The exact listener of each image of the miniworld, by file name; none for given files."""
+    """The exact interpreter of each image of the miniworld, by file name; none outside the miniworld."""
     return {one["file_name"]: Listener(scene_of(one)) for one in _pictures(data)}
 
 
@@ -199,7 +199,7 @@ def _by_split(scene: Scene, records: Iterable[dict]) -> Iterator[tuple[str, dict
 
 
 def meanings(data: RefAdv, **options: Any) -> pd.DataFrame:
-    """How often each perturbation changes the meaning, by split: rows of `meaning_table`, none for given files.
+    """How often each perturbation changes the meaning, by split: rows of `meaning_table`, none outside the miniworld.
     options: how, seed, tagger."""
     return meaning_table([(scene_of(one), one["expressions"]) for one in _pictures(data)], **options)
 

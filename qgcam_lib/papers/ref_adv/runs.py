@@ -87,7 +87,7 @@ def ask_rankers(plan: pd.DataFrame, expressions: Sequence[Expression], images: P
                                     progress=False, name="Ref-Adv")
         if (problems := answers.attrs["problems"]) and answers["score"].isna().all():
             raise ExampleError(f"{model} failed on every picture, first with: {problems[0]['error']}",
-                               problems[0]["id"], remedy="Give the folder of the pictures")
+                               problems[0]["id"], remedy="Pass the folder of the pictures as `images`")
         frames[model] = _parted(choices_of(queries, answers), model)
         cards[model] = {**ranker.card, "warned": sorted({str(one.message) for one in caught})}
     return frames, cards

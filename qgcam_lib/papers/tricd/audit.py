@@ -238,7 +238,7 @@ def silence_checks(data: Tricd, models: _Models, seed: int = 0) -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/tricd/05_audit.ipynb #5210485b
 def _one_of(models: _Models) -> Any:
-    "The predictions to round: the given predictions, or without them those of the detector `graded`."
+    "The predictions to round: those from a file, or without a file those of the detector `graded`."
     return models.get("given", models["graded"])
 
 

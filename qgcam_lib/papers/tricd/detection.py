@@ -222,7 +222,7 @@ def find_detections(dataset: str = "", split: str = "test", runs: Sequence[str] 
         lost = ", ".join(run_id for run_id in runs if run_id not in ids) or "such run"
         options = " ".join(f"-p {name} {value}" for name, value in parameters.items() if value)
         raise ParameterError(f"runs: expected finished runs of {NOTEBOOK} on dataset={dataset!r}, split={split!r}, "
-                             f"found no {lost}. Run it first, then this notebook again: qgcam run "
+                             f"found no {lost}. Run {NOTEBOOK} first, then this notebook again: qgcam run "
                              f"nbs/papers/{NOTEBOOK}.ipynb {options}")
     return chosen
 
@@ -259,7 +259,7 @@ def _same_part(chosen: Sequence[tuple[Path, dict]], files: TricdFiles) -> dict[s
     parts = {tuple(record["parameters"][name] for name in ("limit", "seed")) for _, record in chosen}
     if len(parts) > 1:
         raise ParameterError(f"runs: expected runs with the same limit and seed, got (limit, seed) = {sorted(parts)}. "
-                             "Name only runs that agree")
+                             "Name only runs that agree in both")
     if {record["results"]["annotations_sha256"] for _, record in chosen} != {file_sha256(files.grounding)}:
         raise ParameterError(f"runs: expected runs on the present {files.grounding.name}, but the file has changed "
                              f"since these runs. Run {NOTEBOOK} again")
@@ -281,7 +281,8 @@ def gather_detections(data: str = "", split: str = "test", runs: Sequence[str] =
         check_outputs(folder, ("table",))
         one = _kept(folder, record, opened.data)
         if twice := set(one) & set(predictions):
-            raise ParameterError(f"runs: expected each model once, got {min(twice)} from two runs. Name one of them")
+            raise ParameterError(f"runs: expected each model once, got {min(twice)} from two runs. Name only one of "
+                                 "these runs")
         predictions |= one
         for name, frames in tables.items():
             frames.append(pd.read_parquet(folder / "tables" / f"{name}.parquet"))
