@@ -81,5 +81,5 @@ def test_words_are_cut_and_padding_of_roberta_holds(tower):
     short = load_model("bridgetower", "random", config={**TOWER, "text_config": {
         **TOWER["text_config"], "max_position_embeddings": 20}})
     assert short.max_tokens == 19
-    with pytest.warns(UserWarning, match="cut to 19 tokens"):
+    with pytest.warns(UserWarning, match="truncated to 19 tokens"):
         assert bool(torch.isfinite(short.maps(smooth(), [" ".join(["dog"] * 60)])).all())
