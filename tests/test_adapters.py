@@ -79,7 +79,7 @@ def test_prompts_without_words_are_refused(explainer, bad, error):
 
 
 def test_long_prompts_are_cut_with_a_warning(explainer):
-    with pytest.warns(UserWarning, match="cut to"):
+    with pytest.warns(UserWarning, match="truncated to"):
         found = explainer.maps(picture(), [" ".join(["dog"] * 60), "the dog"])
     assert bool(torch.isfinite(found).all())
     near(found[1], explainer.maps(picture(), ["the dog"])[0])

@@ -75,11 +75,11 @@ def test_whole_picture_is_seen_where_transformers_crops(tower):
 
 def test_words_are_cut_and_padding_of_roberta_holds(tower):
     assert tower.max_tokens == 50
-    with pytest.warns(UserWarning, match="cut to 50 tokens"):
+    with pytest.warns(UserWarning, match="truncated to 50 tokens"):
         found = tower.maps(smooth(), [" ".join(["dog"] * 60)])
     assert torch.equal(found, tower.maps(smooth(), [" ".join(["dog"] * 48)]))
     short = load_model("bridgetower", "random", config={**TOWER, "text_config": {
         **TOWER["text_config"], "max_position_embeddings": 20}})
     assert short.max_tokens == 19
-    with pytest.warns(UserWarning, match="cut to 19 tokens"):
+    with pytest.warns(UserWarning, match="truncated to 19 tokens"):
         assert bool(torch.isfinite(short.maps(smooth(), [" ".join(["dog"] * 60)])).all())

@@ -143,7 +143,7 @@ def test_full_stops_part_the_text_as_in_bert():
 
 def test_long_captions_are_cut_with_a_warning(tiny):
     detector, caption = tiny(), "a man " * 300
-    with pytest.warns(UserWarning, match="cut to 256") as warned:
+    with pytest.warns(UserWarning, match="truncated to 256") as warned:
         found = detector.detect(noise(20, 20), caption, [[(0, 5)], [(1790, 1797)]])
     assert set(found.phrases) == {0} and any("no boxes" in str(one.message) for one in warned)
     with pytest.warns(UserWarning, match="no boxes"):

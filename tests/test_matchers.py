@@ -202,7 +202,7 @@ def test_a_sigmoid_score_says_so_and_its_bias_cancels_between_prompts():
 @pytest.mark.parametrize("case", ["clip vit", "siglip", "flava", "vilt", "blip", "blip2"])
 def test_a_prompt_longer_than_the_context_is_cut_with_a_warning(case):
     long = "a dog and a cat and " * 40
-    with pytest.warns(UserWarning, match="cut to"), warnings.catch_warnings():
+    with pytest.warns(UserWarning, match="truncated to"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Token indices")
         assert torch.isfinite(matcher(case).score(PICTURES[:1], [long])).all()
     with pytest.raises(ValueError):

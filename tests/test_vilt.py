@@ -101,6 +101,6 @@ def test_pictures_are_prepared_as_in_transformers(shared):
 
 def test_forty_tokens_are_kept(shared):
     explainer = shared["attention"]
-    with pytest.warns(UserWarning, match="cut to 40 tokens"):
+    with pytest.warns(UserWarning, match="truncated to 40 tokens"):
         found = explainer.maps(smooth(), [" ".join(["dog"] * 60)])
     assert torch.equal(found, explainer.maps(smooth(), [" ".join(["dog"] * 38)]))

@@ -37,8 +37,8 @@ class Blip2Explainer(AttentionExplainer):
 
     model: transformers' Blip2ForImageTextRetrieval; block: 0-based, a layer with cross-attention; tokens: "queries"
     (mean over all queries) or the number of one query; explain: "gradcam" or "attention"; head: the head that `score`
-    uses, "itm" (one of ITM_SCORES, by default the probability of a match) or "itc" (contrastive: the maximum cosine of
-    the text with any query, without a temperature). Maps always come from the matching head.
+    uses, "itm" (matching: scores on a scale of ITM_SCORES, by default probabilities) or "itc" (contrastive: the maximum
+    cosine of the text with any query, without a temperature). Maps always come from the matching head.
     """
 
     def __init__(self, model, tokenizer, *, block: int = 6, tokens: str | int = "queries", explain: str = "gradcam",
@@ -53,7 +53,7 @@ class Blip2Explainer(AttentionExplainer):
 
     @staticmethod
     def usual_block(sizes: Any, published: int) -> int:
-        """The published layer if it has cross-attention, else the middle layer that has."""
+        """The published layer if it has cross-attention, else the middle one of the layers with cross-attention."""
         crossing = range(0, sizes.qformer_config.num_hidden_layers, sizes.qformer_config.cross_attention_frequency)
         return published if published in crossing else crossing[len(crossing) // 2]
 

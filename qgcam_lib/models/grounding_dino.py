@@ -58,7 +58,7 @@ def phrase_tokens(offsets: Sequence[tuple[int, int]], phrases: Sequence[Spans]) 
 def phrase_scores(logits: torch.Tensor, tokens: np.ndarray) -> torch.Tensor:
     """Scores [N, P] in 0..1 of N boxes for P phrases: the sigmoid of the logits, averaged over a phrase's tokens.
 
-    logits: [N, L], L at least T; tokens: bool [P, T], at least one token per phrase.
+    logits: [N, L]; tokens: bool [P, T] with T <= L, at least one token per phrase.
     """
     chance = torch.sigmoid(logits[:, : tokens.shape[1]].float())
     mine = torch.from_numpy(tokens).to(chance.device)
@@ -220,7 +220,7 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
 
     entry = find_model(entry)
     if weights != "random" and (config is not None or vocab is not None):
-        raise ValueError("config, vocab: published weights and folders have their own. Leave them out.")
+        raise ValueError("config, vocab: allowed only with weights='random'. Leave config and vocab out.")
     if weights == "random":
         sizes = OmDetTurboConfig(**deepcopy(dict(config or {})))
         with drawn_from(seed):
@@ -231,6 +231,6 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
     tokenize = (word_tokenizer(vocab, text.max_position_embeddings) if vocab else
                 bpe_tokenizer(text.max_position_embeddings))
     if text.vocab_size <= tokenize.end:
-        raise ValueError(f"weights: the model has {text.vocab_size} tokens, but the tokenizer has {tokenize.end + 1}. "
-                         "Pass a larger text_config.vocab_size or a smaller vocab.")
+        raise ValueError(f"vocab: expected at most {text.vocab_size} tokens, the model's vocab_size, got "
+                         f"{tokenize.end + 1}. Pass a smaller vocab, or a larger text_config.vocab_size in config.")
     return OmDetDetector(model, tokenize, card={**card, "name": entry.name}, **options)

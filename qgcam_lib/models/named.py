@@ -34,7 +34,7 @@ def file_source(source: str, word: str) -> Path | None:
         return None
     path = source.removeprefix(f"{word}:").strip()
     if not path:
-        raise ParameterError(f"expected {word}:PATH with the path of a file, got {source!r}. Give the file behind "
+        raise ParameterError(f"expected {word}:PATH with the path of a file, got {source!r}. Write the path after "
                              f"the colon, such as {word}:mine.npz.")
     return Path(path).expanduser()
 
@@ -96,20 +96,20 @@ def _watched(model: Any, source: str) -> Any:
 
 # %% ../../nbs/lib/models/07_named.ipynb #06e75e5d
 def check_weights(source: str, weights: str | Path) -> None:
-    """Raises ParameterError for "official" or "random" weights with a factory, which accepts a path or no weights."""
+    """Raises ParameterError for the weights "official" or "random" of a factory, which accepts only a path or none."""
     if str(weights) in WEIGHTS[1:]:
-        raise ParameterError(f"weights: expected a path that {source} reads, got {str(weights)!r}, which only the "
-                             f"models of `qgcam models` have. If {source} needs no weights, leave weights out.")
+        raise ParameterError(f"weights: expected a path that {source} reads, got {str(weights)!r}, which only models "
+                             f"listed by `qgcam models` accept. If {source} needs no weights, leave weights out.")
 
 # %% ../../nbs/lib/models/07_named.ipynb #d0e2000b
 def load_source(source: str, role: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,
                 precision: str | None = None, batch_size: int | None = None, **options: Any) -> Any:
-    """The model in a role from a registry name, or from package.module:factory, :function or :object.
+    """The model in a role from a registry name, or from package.module:NAME of a factory, function or object.
 
     role: see `check_role`. weights, device, seed, precision, batch_size, options: as for `load_model`; a matcher of the
     registry returns logits. A factory receives device, seed, precision and batch_size if it has these parameters, and
-    weights if they are a path. A custom model chooses its own device and precision; the record of a run states them for
-    the torch networks among the model's attributes.
+    weights if you pass a path. A custom model chooses its own device and precision; a run records both for the torch
+    networks among the model's attributes.
     Raises ParameterError for an invalid text, a model listed in another role, a missing module or function, weights or
     options that the factory does not accept, and a result that does not play the role.
     """
@@ -129,7 +129,7 @@ def load_source(source: str, role: str, weights: str | Path = "mini", device: st
     arguments |= {"weights": str(weights)} if str(weights) != WEIGHTS[0] else {}
     takes_all = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
     if unknown := [name for name in arguments if name not in accepted and not takes_all]:
-        raise ParameterError(f"model: {source} has no parameter {unknown[0]!r}, which was given. It has: "
+        raise ParameterError(f"{unknown[0]}: {source} has no parameter of this name. Its parameters: "
                              f"{', '.join(accepted) or 'none'}.")
     needs = [name for name, one in accepted.items() if one.default is one.empty and one.kind not in _ANY
              and name not in arguments]
@@ -145,7 +145,8 @@ def as_model(model: Any, role: str, weights: str | Path = "mini", device: str | 
     """A model in a role from a user's argument: a text (see `load_source`), an object with this role, or a function.
 
     weights, device, options: for a text only. A function is (image, text) -> map or score, or (image, boxes, text) ->
-    scores; detectors and answerers must be objects. Errors: as in `load_source`; TypeError or ParameterError otherwise.
+    scores; detectors and answerers must be objects. Errors: for a text as in `load_source`; for others TypeError or
+    ParameterError.
     """
     if isinstance(model, str):
         return load_source(model, role, weights, device, **options)

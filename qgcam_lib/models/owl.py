@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class OwlModel:
     """An OWL-ViT or OWLv2 network with its tokenizer and sizes.
 
-    model: of transformers' class; tokenize: texts to token ids [N, length]; config: the sizes, as for `build_owl`.
+    model: transformers' network; tokenize: texts to token ids [N, length]; config: the sizes, as for `build_owl`.
     """
 
     model: "PreTrainedModel"
@@ -177,7 +177,7 @@ def load_owl(entry: ModelEntry | str, weights: str | Path = "official", *, seed:
     """
     entry = find_model(entry)
     if weights != "random" and (config is not None or vocab is not None):
-        raise ValueError("config, vocab: published weights and folders have their own. Leave them out.")
+        raise ValueError("config, vocab: allowed only with weights='random'. Leave config and vocab out.")
     if weights == "official" or (weights not in WEIGHTS and not (Path(weights) / "card.json").is_file()):
         owl, card = _published_owl(entry, weights)
         return OwlDetector(owl, card={**card, "name": entry.name}, **options)

@@ -119,7 +119,8 @@ def _untrained(config: str | Path | None, seed: int) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     if config is None:
-        raise ValueError("config: random weights need a folder with config.json and the processor's files.")
+        raise ValueError("config: expected a folder with config.json and the processor's files, got None. "
+                         "weights='random' reads the sizes from there.")
     where = model_folder(config)
     sizes, processor = AutoConfig.from_pretrained(where), _processor(where)
     with drawn_from(seed):
@@ -133,8 +134,8 @@ def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, 
 
     weights: "official" (transformers' cache or hub), "random", or a folder with the model and its processor;
     checkpoint: OWNER/NAME on the hub for "official", by default the registry's; config: for random weights, a folder
-    with config.json and the processor's files; precision: see `Adapter`, with "bfloat16" the weights
-    are bfloat16 too; options: `prompt` and `max_new_tokens` of `PromptedAnswerer`.
+    with config.json and the processor's files; precision: see `Adapter`; "bfloat16" also stores the weights
+    as bfloat16; options: `prompt` and `max_new_tokens` of `PromptedAnswerer`.
     """
     from transformers import AutoModelForImageTextToText
 
@@ -170,7 +171,7 @@ def question_to_caption(question: str) -> str:
     text = _OPENING.sub("", question, count=1) if _OPENING.match(question) else question
     text = " ".join(text.split()).rstrip("?. ")
     if not text:
-        raise ValueError(f"question: nothing is left of {question!r} after removing its opening verb. Leave it out.")
+        raise ValueError(f"question: expected words after the opening verb, got {question!r}. Remove this question.")
     return text
 
 # %% ../../nbs/lib/models/06_prompted.ipynb #944427d9
@@ -183,10 +184,10 @@ def choose_threshold(scores: Sequence[float], truth: Sequence[bool]) -> float:
     """
     scores, truth = np.asarray(scores, np.float64), np.asarray(truth, bool)
     if scores.ndim != 1 or scores.shape != truth.shape or not len(scores) or not np.isfinite(scores).all():
-        raise ValueError(f"scores, truth: expected as many finite scores as truth values, got {scores.shape} and "
+        raise ValueError(f"scores, truth: expected one finite score per truth value, got shapes {scores.shape} and "
                          f"{truth.shape}")
     if truth.all() or not truth.any():
-        raise ValueError("truth: expected both True and False, got only one of them. Add other questions.")
+        raise ValueError(f"truth: expected both True and False, got only {truth[0]}. Add questions with the other.")
     levels = np.unique(scores)
     candidates = np.concatenate([[levels[0] - 1], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1]])
     yes = scores[None] >= candidates[:, None]
@@ -200,7 +201,7 @@ class MatchingAnswerer:
     """A matcher as Answerer: "yes" if the image's score with the question's caption is at least the threshold.
 
     matcher: a Matcher (`score(images, texts) -> [I, T]`); threshold: on the matcher's scale, see `choose_threshold`;
-    with None every answer is "undecided", which is read as neither yes nor no. `yes_score` ignores the threshold.
+    with None every answer is "undecided", which counts as neither yes nor no. `yes_score` ignores the threshold.
     name: name in the card. An image is anything that the matcher accepts.
     """
 

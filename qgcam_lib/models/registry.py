@@ -33,11 +33,11 @@ class ModelEntry:
 
     name: the name that users type; explainer: method that computes its maps; grid: rows and columns at the published
     size, or a text where they depend on the image; block, tokens: defaults for its maps, block as a layer's number or
-    name; checkpoint: address of the published weights, "" if there are none; licence: of these weights, else of the
-    mini; loader: "qgcam_lib.models.MODULE:load_NAME", called as loader(entry, weights, device=..., seed=...,
-    **options); mini: folder under data/zoo, or ""; file: name of the checkpoint in torch's cache where the address does
-    not end in it; role: "explainer", "matcher", "detector", "answerer" or "ranker"; loads: names of other models that
-    the loader loads.
+    name; checkpoint: address of the published weights, "" if there are none; licence: of the published weights, or if
+    there are none, of the mini; loader: "qgcam_lib.models.MODULE:load_NAME", called as loader(entry, weights,
+    device=..., seed=..., **options); mini: folder under data/zoo, or ""; file: the checkpoint's name in torch's cache
+    if the address ends in another name; role: "explainer", "matcher", "detector", "answerer" or "ranker"; loads: names
+    of other models that the loader loads.
     Only explainers compute maps; for other roles explainer, grid, block and tokens stay "".
     """
 
@@ -114,8 +114,8 @@ def load_model(name: str, weights: str | Path = "mini", device: str | None = Non
     published checkpoint, downloaded by its own library or read from that library's cache), "random" (the full-size
     architecture, untrained, drawn from `seed`), or the path of a checkpoint file or of a folder in the zoo's form.
     device: "cpu", "cuda", "cuda:1", "mps"; precision: "float32", "tf32" or "bfloat16" (see `models.common.device`);
-    batch_size: images per batch; None for precision or batch_size: the setting of that name; models that this model
-    loads use the same values. options: the loader's own (see its docstring); for BLIP `block`, `tokens`, `vocab`,
+    batch_size: images per batch; precision and batch_size default to the settings of these names, and also apply to
+    models that this model loads. options: the loader's own (see its docstring); for BLIP `block`, `tokens`, `vocab`,
     `config`, `head` ("itm" or "itc"). Every matcher takes `score="logit"`.
     Raises ValueError for an unknown name, option value or combination, FileNotFoundError where weights are missing,
     FormatError where the file or folder is damaged or belongs to another model.
@@ -171,9 +171,9 @@ _HUB = "https://huggingface.co/"
 
 
 def cached_files(entry: ModelEntry) -> list[Path]:
-    """The files of the published checkpoint in its library's cache; an empty list if this machine does not have them.
+    """The files of the published checkpoint in its library's cache; an empty list if the weights are not cached.
 
-    For a Hugging Face repository all cached files, provided that they include the weights.
+    For a Hugging Face repository, these are all its cached files.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if entry.checkpoint.startswith(_HUB):

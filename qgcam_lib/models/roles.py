@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Explainer(Protocol):
     """A model that computes a map for each phrase of an image.
 
-    Optional: protocol, the name of the map protocol that suits its maps; maps_batch(images, phrases_per_image) -> list
-    of [P_i, h, w], equal to calling `maps` image by image; evaluations on data sets use `maps_batch` where it exists.
+    Optional: `protocol`, the name of the rule that rescales its maps before scoring, and `maps_batch(images,
+    phrases_per_image)` -> list of [P_i, h, w], equal to `maps` image by image, for evaluations on data sets.
     """
 
     card: dict[str, Any]
@@ -37,10 +37,10 @@ class Explainer(Protocol):
 class Matcher(Protocol):
     """A model that scores how well texts fit images.
 
-    card["score"] names the scale, such as "scaled cosine" or "ITM logit". Optional: score_batch(images,
-    texts_per_image) -> list of [T_i], equal to `score` image by image; evaluations on data sets use `score_batch`
-    where it exists. Dual encoders also have encode_images(images) -> [I, D] and encode_texts(texts) -> [T, D], unit
-    vectors, and similarity(image_vectors, text_vectors) -> [I, T], the scores.
+    card["score"] names the scale, such as "scaled cosine" or "ITM logit". Optional: `score_batch(images,
+    texts_per_image)` -> list of [T_i], equal to `score` image by image, for evaluations on data sets. Dual encoders
+    also have `encode_images(images)` -> [I, D] and `encode_texts(texts)` -> [T, D], unit vectors, and
+    `similarity(image_vectors, text_vectors)` -> [I, T], the scores.
     """
 
     card: dict[str, Any]
@@ -64,22 +64,22 @@ class FunctionExplainer:
             values = values.detach().cpu() if hasattr(values, "detach") else values
             arrays.append(np.asarray(values, np.float32))
             if arrays[-1].ndim != 2 or not arrays[-1].size or arrays[-1].shape != arrays[0].shape:
-                raise ValueError(f"{self.card['name']}: expected one map [h, w] a phrase, of one size for a picture, "
-                                 f"got an array of shape {arrays[-1].shape} for {phrase!r:.60}")
+                raise ValueError(f"{self.card['name']}: expected one map [h, w] per phrase, all of the same size for a "
+                                 f"picture, got an array of shape {arrays[-1].shape} for {phrase!r:.60}")
         return np.stack(arrays) if arrays else np.zeros((0, 1, 1), np.float32)
 
 # %% ../../nbs/lib/models/01_roles.ipynb #8350888f
 def _in_role(model: Any, what: str, verbs: Sequence[str], wrap: Callable, name: str, card: dict) -> Any:
-    """`model` if it has one of the methods `verbs` and a card; a function is wrapped by `wrap`. Raises TypeError that
-    names `what` as expected."""
+    """`model` if it has one of the methods `verbs` and a card; a function is wrapped by `wrap`. Raises TypeError
+    otherwise. what: the expected role, for the error message."""
     verb = any(callable(getattr(model, one, None)) for one in verbs)
     if isinstance(model, type) or not verb and not callable(model):
         raise TypeError(f"model: expected {what}, got {model!r:.80}. Give an object, not a class or a name.")
     if not verb:
         return wrap(model, {"name": name or getattr(model, "__name__", type(model).__name__), **card})
     if not isinstance(getattr(model, "card", None), Mapping):
-        raise TypeError(f"model: expected {what}, got a {type(model).__name__} without a `card`. Give it one, such as "
-                        'card = {"name": "mine"}: it is stored with every result.')
+        raise TypeError(f"model: expected {what}, got a {type(model).__name__} without a `card`. Add one, such as "
+                        'card = {"name": "mine"}; results store it.')
     return model
 
 # %% ../../nbs/lib/models/01_roles.ipynb #af55899c
@@ -107,7 +107,7 @@ class FunctionMatcher:
             result = self.function(images[place[0]], texts[place[1]])
             value = np.asarray(result.detach().cpu() if hasattr(result, "detach") else result, np.float64)
             if value.size != 1:
-                raise ValueError(f"{self.card['name']}: expected one number for a picture and a text, got an array of "
+                raise ValueError(f"{self.card['name']}: expected one number per picture and text, got an array of "
                                  f"shape {value.shape} for {texts[place[1]]!r:.60}")
             scores[place] = value.item()
         return scores
@@ -158,7 +158,8 @@ class Detections:
         if not (np.isfinite(scores).all() and np.isfinite(boxes).all()):
             raise ValueError("Detections: expected finite scores and boxes, got NaN or infinity")
         if (boxes[:, 2:] < boxes[:, :2]).any() or (phrases < 0).any():
-            raise ValueError("Detections: expected x0 <= x1, y0 <= y1 and phrases >= 0")
+            raise ValueError("Detections: expected x0 <= x1 and y0 <= y1 in boxes, and phrases >= 0, got an inverted "
+                             "box or a negative index")
         for name, value in (("scores", scores), ("boxes", boxes), ("phrases", phrases)):
             object.__setattr__(self, name, value)
 
@@ -241,7 +242,7 @@ class FunctionRanker:
         """The function's scores, float64 [N]. Raises ValueError if there is not one number per box."""
         scores = np.asarray(self.function(image, boxes, expression), np.float64)
         if scores.shape != (len(boxes),):
-            raise ValueError(f"{self.card['name']}: expected {len(boxes)} scores, one a box, got an array of shape "
+            raise ValueError(f"{self.card['name']}: expected {len(boxes)} scores, one per box, got an array of shape "
                              f"{scores.shape} for {expression!r:.60}")
         return scores
 

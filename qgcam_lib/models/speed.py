@@ -92,7 +92,8 @@ def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[
 
     names: from `list_models`; pictures: at least as many as the largest batch; phrases: for each image; batches: sizes,
     ascending; weights, options: of `load_model`; most_seconds: limit for the timed calls of a row. A row is not run if
-    one call would exceed this limit, estimated from the smaller batch; `device` then states this, or NOT_RUN.
+    one call would exceed this limit, estimated from the smaller batch; `device` then states this. Without a GPU it is
+    NOT_RUN.
     """
     options |= {"batch_size": max(batches)}  # otherwise a model would split the batch
     rows, there = [], not device.startswith("cuda") or torch.cuda.is_available()

@@ -168,9 +168,8 @@ def official_amc(entry: ModelEntry, checkpoint: str = "best-flickr") -> Path:
     """The published AMC checkpoint in torch's cache; FileNotFoundError with instructions if it is missing."""
     target = Path(torch.hub.get_dir()) / "checkpoints" / CHECKPOINTS[checkpoint][0]
     if not target.is_file():
-        raise FileNotFoundError(f"weights: {target.name} of {entry.name} is not on this machine, and a shared drive "
-                                f"cannot be read by a program. Open {entry.checkpoint} in a browser, put the file at "
-                                f"{target}, or pass its path as `weights`.")
+        raise FileNotFoundError(f"weights: {target.name} of {entry.name} is not on this machine. Download it manually "
+                                f"from {entry.checkpoint}, and put it at {target} or pass its path as `weights`.")
     return target
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #73f5f2e6
@@ -179,10 +178,10 @@ def load_albef(entry: ModelEntry | str, weights: str | Path = "mini", *, checkpo
                **options: Any) -> AlbefExplainer:
     """Load an ALBEF; called by `load_model`, whose docstring explains the common arguments.
 
-    checkpoint: "best-flickr" (256 px, 50 words) or "best-refcoco" (384 px, 30 words): the official file, or the sizes
-    for random weights or a checkpoint file; vocab, config: as in `load_blip`; options: those of `AlbefExplainer`, where
-    block, tokens and cleaning default to the card's or AMC's values (for another text encoder the third layer with
-    cross-attention, but not the last layer). Raises ValueError for config or vocab with a folder in the zoo's form.
+    checkpoint: "best-flickr" (256 px, 50 words) or "best-refcoco" (384 px, 30 words): which official file to load, and
+    the sizes for random weights or a checkpoint file; vocab, config: as in `load_blip`; options: those of
+    `AlbefExplainer`, where block, tokens and cleaning default to the card's or AMC's values (block: the third layer
+    with cross-attention, but not the last layer). Raises ValueError for config or vocab with a zoo folder.
     """
     entry, (_, max_words, published) = find_model(entry), CHECKPOINTS[one_of("checkpoint", checkpoint, CHECKPOINTS)]
     model, sizes, source, ignored = load_lavis(
@@ -243,9 +242,8 @@ def _read_vqa(model: torch.nn.Module, path: str | Path) -> list[str]:
     read = state.get("text_decoder.bert.embeddings.word_embeddings.weight")
     spoken = state.get("text_decoder.cls.predictions.decoder.weight")
     if read is not None and spoken is not None and not torch.equal(read, spoken):
-        raise ValueError("weights: the decoder's word embedding and its output matrix differ in this checkpoint "
-                         "(a type embedding that is not zero, or a file of another model), but LAVIS's decoder has one "
-                         "matrix for both. Use LAVIS's own checkpoint.")
+        raise ValueError("weights: the decoder's word embedding and output matrix differ in this checkpoint, but "
+                         "LAVIS's decoder has one matrix for both. Use LAVIS's own checkpoint.")
     return load_vqa_state(model, state)
 
 # %% ../../../nbs/lib/models/albef/01_explainer.ipynb #5a95a562

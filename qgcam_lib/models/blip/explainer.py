@@ -48,7 +48,7 @@ def image_states(encoder, pixels: torch.Tensor) -> torch.Tensor:
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #2bdd88a3
 @dataclass(frozen=True)
 class ImageState:
-    """The encoded image from which both heads compute. seen: keys and values per layer of the text encoder (see
+    """An encoded image, the input of both heads. seen: keys and values per layer of the text encoder (see
     `image_keys_values`); vector: [D], the image's unit vector in the space of the contrastive head."""
 
     seen: list
@@ -76,7 +76,7 @@ class BlipExplainer(PhraseExplainer):
                  precision: str = "", card: dict[str, Any] | None = None, batch_images: int | None = None,
                  batch_phrases: int = 64, head: str = "itm", score: str | None = None):
         if not 0 <= block < config.text_depth:
-            raise ValueError(f"block: expected 0 to {config.text_depth - 1}, a text layer of this model, got {block}.")
+            raise ValueError(f"block: expected a text layer of this model, 0 to {config.text_depth - 1}, got {block}.")
         three = torch.ones(1, 3, dtype=torch.bool, device="cpu")
         cam.token_weights(three, 0 if type(tokens) is int else tokens)  # raises for an invalid mode
         scores = tuple(ITM_SCORES) if one_of("head", head, HEADS) == "itm" else ("cosine",)
@@ -114,7 +114,7 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
 @patch
 def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str | None = None) -> torch.Tensor:
     """Scores [I, T] float32 of every image with every text. head: "itm" for matching scores on the scale `score_as` (by
-    default probabilities in 0..1), "itc" for cosines in -1..1, None for the model's own; ValueError for another head.
+    default probabilities in 0..1), "itc" for cosines in -1..1, None for the model's `head`; ValueError for others.
     """
     read = self._read_texts(texts, one_of("head", head or self.head, HEADS))
     rows = [self._scored(state, read) for state in self._states(images)]
@@ -218,7 +218,7 @@ MOST_PHRASES = 1024  # limit for images in one pass x maximum phrases per image;
 
 @patch
 def shrink(self: BlipExplainer, image: Picture) -> Image.Image:
-    """The image at the model's input size, which replaces the original; `ground` prepares it ahead of the model."""
+    """The image at the model's input size, with the same maps; `ground` resizes images while the model is busy."""
     return squash(image, (self.config.image_size,) * 2)
 
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #cc7002a2
@@ -289,9 +289,9 @@ def load_blip(entry: ModelEntry | str, weights: str | Path = "mini", *, seed: in
 
     vocab: path of a vocab.txt; config: sizes (or their JSON file) other than the published ones, for random weights or
     a checkpoint file, whose positions are resampled; options: those of `BlipExplainer`, where block and tokens default
-    to the card's or the registry's values (for a shallower model the last layer but one, because in the last only the
-    first token reaches the matching head). Raises ValueError for config or vocab with a folder in the zoo's form, which
-    has its own.
+    to the card's or the registry's values (in a shallower model, block defaults to the last layer but one, because in
+    the last only the first token reaches the matching head). Raises ValueError for config or vocab with a folder in the
+    zoo's form, which contains both.
     """
     entry = find_model(entry)
     model, sizes, source, _ = load_lavis(entry, weights, CONFIGS[entry.name], build_blip_itm, load_weights, seed=seed,

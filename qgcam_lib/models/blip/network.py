@@ -58,13 +58,13 @@ CONFIGS = {
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #2e162299
 def with_own_words(base: type, config: BlipConfig, tokenizer) -> type:
-    """A subclass of a LAVIS class that uses the given tokenizer instead of one from the Hugging Face hub.
+    """A subclass of a LAVIS class that uses `tokenizer` instead of one from the Hugging Face hub.
 
     Raises ValueError if the tokenizer has more tokens than the word embedding has rows.
     """
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. "
-                         "Raise vocab_size, give another vocab, or leave out LAVIS's own tokens.")
+                         "Raise vocab_size, pass a smaller vocab, or leave out LAVIS's own tokens.")
     return type(base.__name__, (base,), {"init_tokenizer": classmethod(lambda cls: tokenizer)})
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #2a27413f

@@ -114,8 +114,8 @@ def word_tokenizer(vocab: str | Path | Sequence[str], length: int = 77) -> TextT
     words = tuple(Path(vocab).read_text(encoding="utf-8").splitlines() if isinstance(vocab, (str, Path)) else vocab)
     numbers, reported = {word: number for number, word in enumerate(words)}, set()
     if words[:2] != (PAD, UNKNOWN) or words[-2:] != (START, END) or len(numbers) != len(words):
-        raise ValueError(f"vocab: expected distinct tokens from {PAD}, {UNKNOWN} to {START}, {END} (the end token "
-                         f"needs the largest number), got {list(words[:2])} ... {list(words[-2:])}.")
+        raise ValueError(f"vocab: expected distinct tokens, the first two {PAD}, {UNKNOWN} and the last two {START}, "
+                         f"{END}, got {list(words[:2])} ... {list(words[-2:])}.")
 
     def encode(text: str) -> list[int]:
         parts = _words(text)
@@ -146,7 +146,8 @@ def clip_config(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
         config = read_config(config)
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in config]
     if missing:
-        raise ValueError(f"config: {missing} is missing. Expected open_clip's form: embed_dim, vision_cfg, text_cfg.")
+        raise ValueError("config: expected the keys embed_dim, vision_cfg and text_cfg, as in open_clip, but "
+                         f"{', '.join(missing)} is missing.")
     config = deepcopy(dict(config))
     size, cell = config["vision_cfg"].get("image_size", 224), cell_size(config)
     if is_resnet(config) and cell not in (16, 32):
@@ -213,8 +214,8 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
     tokenize = bpe_tokenizer(length) if vocab is None else word_tokenizer(vocab, length)
     rows = text.setdefault("vocab_size", tokenize.end + 1)
     if rows <= tokenize.end:
-        raise ValueError(f"config: text_cfg.vocab_size is {rows}, the tokenizer has {tokenize.end + 1} tokens. "
-                         "Raise it, leave it out, or give the model's own words as `vocab`.")
+        raise ValueError(f"config: text_cfg.vocab_size is {rows}, but the tokenizer has {tokenize.end + 1} tokens. "
+                         "Raise or omit vocab_size, or pass the model's words as `vocab`.")
     sizes = {key: deepcopy(value) for key, value in config.items() if key != "custom_text"}
     sizes["vision_cfg"].pop("output_stride", None)
     finer = is_resnet(config) and cell_size(config) == 16
@@ -228,8 +229,8 @@ def build_clip(config: Mapping[str, Any] | str | Path, vocab: str | Path | Seque
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #51e0aa02
 def encode_texts(model, ids: "torch.Tensor") -> "torch.Tensor":
-    """Unit vectors [U, D] of token ids [U, T]: `model.encode_text` without computing the padding beyond T, which is at
-    most the model's context.
+    """Unit vectors [U, D] of token ids [U, T], T at most the context's length; equal to `model.encode_text` of the ids
+    padded to the context's length.
     """
     import torch
     from torch.nn.functional import normalize
@@ -294,23 +295,23 @@ class ClipExplainer(PhraseExplainer):
         return torch.stack([prepare_image(self.shrink(one), self.clip.image_size) for one in images]).to(self.device)
 
     def shrink(self, image: Picture) -> Image.Image:
-        """The image at the model's input size, which replaces the original; `ground` prepares it ahead of the model."""
+        """The image at the model's input size, with the same maps; `ground` resizes images while the model is busy."""
         return squash(image, (self.clip.image_size,) * 2, SQUASH[self.squash])
 
 # %% ../../../nbs/lib/models/clip/01_network.ipynb #c6ade649
 class ClipGScoreCam(ClipExplainer):
     """gScoreCAM of a CLIP ResNet as Explainer and Matcher (see `ClipExplainer` for the common arguments).
 
-    n_channels: channels used per phrase; block: only "layer4"; chunk: masked images in one pass, where more is faster
-    on a GPU and needs more memory, about 100 MB per image on a CPU at 384 pixels (RN50x16).
+    n_channels: channels used per phrase; block: only "layer4"; chunk: masked images in one pass; more are faster on a
+    GPU, but each needs memory, on a CPU about 100 MB at 384 pixels (RN50x16).
     """
 
     def __init__(self, clip: ClipModel, *, n_channels: int = 300, chunk: int | None = None, block: str = "layer4",
                  **options: Any):
         one_of("block", block, ("layer4",))
         if not hasattr(clip.model.visual, "layer4"):
-            raise ValueError("clip: gScoreCAM needs a ResNet's feature map; this image encoder is a "
-                             f"{type(clip.model.visual).__name__}. Load clip-vit-b16-gradcam for a transformer.")
+            raise ValueError("clip: gScoreCAM expected a ResNet as image encoder, got a "
+                             f"{type(clip.model.visual).__name__}. For a transformer, load clip-vit-b16-gradcam.")
         super().__init__(clip, **options)
         usual = 64 if self.device.type != "cpu" else 4 if self.clip.image_size > 160 else 16
         self.n_channels, self.chunk = n_channels, chunk or usual

@@ -71,7 +71,7 @@ def vit_states(visual, pixels: torch.Tensor, block: int) -> torch.Tensor:
 def _check(visual, block: int) -> None:
     blocks = getattr(getattr(visual, "transformer", None), "resblocks", None)
     if blocks is None or getattr(visual, "attn_pool", None) is not None or visual.pool_type != "tok":
-        raise ValueError("visual: expected a vision transformer that pools its class token, as OpenAI's ViT, "
+        raise ValueError("visual: expected a vision transformer that pools its class token, such as OpenAI's, "
                          f"got {type(visual).__name__}.")
     if not 0 <= block < len(blocks):
         raise ValueError(f"block: expected 0 to {len(blocks) - 1}, got {block}.")

@@ -24,9 +24,9 @@ from ..roles import Detections, Spans, phrase_texts
 class Adapter:
     """A network ready for use, with a card that describes it. Its public methods compute in its precision.
 
-    card: facts about the weights; facts: further entries of the card; precision: one of PRECISIONS, "" for the one of
-    `load_model` or the setting, None for the same, but the card then records only a precision other than float32;
-    layout: memory format of images and kernels. The attribute `batch_size` (images per batch) is set likewise.
+    card: facts about the weights; facts: further entries of the card; precision: one of PRECISIONS, "" or None for the
+    value of `load_model` or the setting; with None the card does not record float32. layout: memory format of images
+    and kernels. The attribute `batch_size` (images per batch) has the value of `load_model` or the setting.
     """
 
     def __init__(self, model: torch.nn.Module, card: Mapping[str, Any] | None = None, *, device: str = "cpu",
@@ -66,7 +66,7 @@ def same_length(images: Sequence, **lists: Sequence) -> None:
         if isinstance(values, str):
             raise TypeError(f"{argument}: expected a list with one value per image, got one text.")
         if len(values) != len(images):
-            raise ValueError(f"{argument}: expected {len(images)}, one per image, got {len(values)}.")
+            raise ValueError(f"{argument}: expected {len(images)} values, one per image, got {len(values)}.")
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #61b1c005
 class Recent(dict):

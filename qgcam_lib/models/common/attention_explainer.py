@@ -206,7 +206,7 @@ def prepare(self: AttentionExplainer, image: Image.Image) -> torch.Tensor:
 # %% ../../../nbs/lib/models/common/08_attention_explainer.ipynb #06203580
 @patch
 def shrink(self: AttentionExplainer, image: Picture) -> Image.Image:
-    """The image at the model's input size, which replaces the original; `ground` prepares it ahead of the model."""
+    """The image at the model's input size, with the same maps; `ground` resizes images while the model is busy."""
     return squash(image, (self.model.config.vision_config.image_size,) * 2)
 
 
@@ -224,7 +224,7 @@ def load_matcher(entry: ModelEntry | str, weights: str | Path, model_class: type
     weights: "official" (transformers' cache or hub), "random", "mini", or a folder in the zoo's form or written by
     `save_pretrained`; config: the model class's config, a dictionary or a JSON file for random weights; vocab: a
     BERT vocab.txt; block, tokens, `explain`, `device`, `precision`, `max_tokens`, `batch_phrases`, `score`:
-    see the adapter; block and tokens default to the card's or the registry's values, for a shallower model to the
+    see the adapter; block and tokens default to the card's or the registry's values, block in a shallower model to the
     last layer but one.
     """
     entry = find_model(entry)

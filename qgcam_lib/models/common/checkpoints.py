@@ -102,7 +102,7 @@ def load_state(model: "torch.nn.Module", state: Mapping[str, "torch.Tensor"], *,
             problems.append(f"{len(keys)} {what}: {', '.join(keys[:20])}{', ...' if len(keys) > 20 else ''}")
     if problems:
         raise FormatError("weights: the checkpoint does not fit the model. " + "; ".join(problems)
-                          + ". Is it a checkpoint of this class and size?")
+                          + ". Pass a checkpoint of the same class and size.")
     model.load_state_dict({own[key]: value for key, value in state.items() if key in own}, strict=False)
     return spare
 
@@ -139,8 +139,8 @@ def save_model(folder: str | Path, model: "torch.nn.Module", config: Mapping[str
     """Write a small model as a folder in the zoo's form; returns the folder.
 
     config: the model's sizes (`BlipConfig.to_dict()`); vocabulary: the tokens in order; card: JSON values, at least
-    `name`, for GradCAM also `block` and `tokens`; add the recipe, seconds, data hash and scores. Weights are stored as
-    float16. Raises ValueError for a weight that is not finite as float16; no file is then written.
+    `name`, for GradCAM also `block` and `tokens`, if known also recipe, seconds, data hash and scores. Weights are
+    stored as float16. Raises ValueError for a weight that is not finite as float16; no file is then written.
     """
     import torch
     from safetensors.torch import save
@@ -171,16 +171,16 @@ def read_config(path: str | Path, *, largest: float = MAX_SIZE) -> dict[str, Any
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise FormatError(f"{path}: expected an object with the sizes of a model, found {type(content).__name__}. "
-                          "Fetch it again.")
+        raise FormatError(f"{path}: expected a JSON object with a model's sizes, got a {type(content).__name__}. "
+                          "Fetch the file again.")
     parts = [content]
     for part in parts:  # grows during the loop
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             if isinstance(value, dict | list):
                 parts.append(value)
             elif isinstance(value, int | float) and abs(value) > largest:
-                raise FormatError(f"{path}: expected numbers up to {largest:,}, found {value:.9g} at {key!r:.40}. Is "
-                                  "it the config of a model?")
+                raise FormatError(f"{path}: expected numbers up to {largest:,}, got {value:.9g} at {key!r:.40}. Check "
+                                  "that the file is a model's config.")
     return content
 
 # %% ../../../nbs/lib/models/common/03_checkpoints.ipynb #748f0cf5
@@ -230,6 +230,6 @@ def read_card(folder: str | Path) -> dict[str, Any]:
     sums = card.get("files") or {}
     for name in FILES:
         if file_sha256(folder / name) != sums.get(name):
-            raise FormatError(f"weights: {folder.name}/{name} differs from the checksum in its card. Restore both, "
-                              "or train the model anew.")
+            raise FormatError(f"weights: {folder.name}/{name} differs from its checksum in card.json. Restore the "
+                              "folder, or train the model anew.")
     return card

@@ -39,8 +39,8 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 def use_precision(precision: str) -> str:
     """`precision`, if it is one of PRECISIONS. Raises ValueError otherwise."""
     if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {PRECISIONS}, got {precision!r}; the derivatives of attention "
-                         "underflow in float16.")
+        raise ValueError(f"precision: expected one of {PRECISIONS}, got {precision!r}. float16 is not offered, because "
+                         "the derivatives of attention underflow in it.")
     return precision
 
 # %% ../../../nbs/lib/models/common/01_device.ipynb #e52315ed

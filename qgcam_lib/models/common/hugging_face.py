@@ -25,8 +25,8 @@ FILES_OF_A_MODEL = "config.json, model.safetensors (or pytorch_model.bin), and t
 
 
 def from_cache_or_hub(where: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a folder or a repository. If a repository's weights are in the cache, these
-    name the cache folder, so that no network is needed; otherwise the hub is used.
+    """Arguments of `from_pretrained` for a folder or a repository: the cache folder of a repository whose weights are
+    cached, so that no network is needed; otherwise the repository on the hub.
     """
     from transformers.utils import cached_file
 
@@ -76,11 +76,11 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
                                 "folder with these files as `weights`.") from error
     except Exception as error:
         raise ValueError(f"weights: {where} is damaged or {unfit} ({type(error).__name__}: {str(error)[:200]}). "
-                         "Fetch it again.") from error
+                         "Fetch the files again.") from error
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-        raise ValueError(f"weights: {where} {unfit}. {len(missing)} missing or of another shape: "
-                         f"{', '.join(missing[:20])}. Is it a checkpoint of this class?")
+        raise ValueError(f"weights: {where} {unfit}. Weights missing or of another shape: {len(missing)}, "
+                         f"{', '.join(missing[:20])}. Pass a checkpoint of this class.")
     return model, sorted(info["unexpected_keys"])
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #987901fd
@@ -106,8 +106,8 @@ def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
     config = config_class.from_dict(dict(config)) if isinstance(config, Mapping) else config or config_class()
     text = getattr(config, text_part) if text_part else config
     if text.vocab_size < len(tokenizer):
-        raise ValueError(f"config: expected a vocab_size of at least {len(tokenizer)}, the tokenizer's words, "
-                         f"got {text.vocab_size}. Raise it or give another vocab.")
+        raise ValueError(f"config: expected a vocab_size of at least {len(tokenizer)}, the number of the tokenizer's "
+                         f"tokens, got {text.vocab_size}. Raise vocab_size or pass a smaller vocab.")
     text.pad_token_id = tokenizer.pad_token_id
     return config
 
@@ -145,13 +145,13 @@ def load_pretrained(entry: ModelEntry, weights: str | Path, model_class: type, *
             model = model_class(sizes)
         return model, words, source_card(entry, weights, seed=seed)
     if config is not None:
-        raise ValueError("config: published weights and folders have their own. Leave it out.")
+        raise ValueError("config: allowed only with weights='random'. Leave config out.")
     model, where, card = read_pretrained(entry, weights, model_class)
     if vocab:
         return model, make_tokenizer(vocab, lavis_tokens=False), card
     words = tokenizer(where) if tokenizer else read_beside(
         AutoTokenizer, where, f"vocab: no tokenizer of {entry.name}",
-        "Put its files there, or pass vocab=PATH of a BERT vocab.txt where the model reads one.")
+        "Put the tokenizer's files there or, if the model uses a BERT tokenizer, pass vocab=PATH of its vocab.txt.")
     return model, words, card
 
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #07403fa2

@@ -126,7 +126,8 @@ def find_weights(entry: ModelEntry, weights: str | Path, *, seed: int = 0, confi
         raise ValueError(f"weights: expected a checkpoint file for {entry.name}, got the folder {str(weights)!r}.")
     elif weights == "mini" or path.is_dir() or not files:
         if config is not None or vocab is not None:
-            raise ValueError("vocab, config: a zoo folder has its own vocab.txt and config.json. Leave them out.")
+            raise ValueError("vocab, config: not allowed with a zoo folder, which has its own vocab.txt and "
+                             "config.json. Leave vocab and config out.")
         card = read_card(path)
         file, config, vocab = (path / name for name in FILES)
     elif not (file := path).is_file():
@@ -152,7 +153,8 @@ def _is_light(name: str) -> bool:
 # %% ../../../nbs/lib/models/common/05_sources.ipynb #2fddec12
 @contextlib.contextmanager
 def light_lavis() -> Iterator[None]:
-    """Import LAVIS classes inside the block without the rest of LAVIS or warnings, or from a `lavis` already loaded."""
+    """Inside the block, LAVIS classes are imported without warnings and without the rest of LAVIS, unless `lavis` is
+    already loaded."""
     import transformers.modeling_utils  # noqa: F401  # needs the whole timm during its import
 
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_light(name)}

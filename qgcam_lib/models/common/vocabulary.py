@@ -104,7 +104,7 @@ def make_tokenizer(vocab: str | Path | Sequence[str], *, lavis_tokens: bool = Tr
             vocab = write_vocabulary(vocab, Path(folder) / "vocab.txt")
             return make_tokenizer(vocab, lavis_tokens=lavis_tokens)
     if missing := set(SPECIAL_TOKENS) - {*Path(vocab).read_text(encoding="utf-8").splitlines()}:
-        raise ValueError(f"vocab: {vocab} lacks {sorted(missing)}. Expected a BERT vocabulary, one token a line.")
+        raise ValueError(f"vocab: {vocab} lacks {sorted(missing)}. Expected a BERT vocabulary, one token per line.")
     tokenizer = BertTokenizerFast(vocab_file=str(vocab), do_lower_case=True)
     return with_lavis_tokens(tokenizer) if lavis_tokens else tokenizer
 

@@ -48,8 +48,8 @@ def load_zoo(name: str = "blip-mini", zoo: str | Path | None = None) -> ZooModel
     zoo = Path(zoo or zoo_folder())
     names = sorted(path.parent.name for path in zoo.glob("*/card.json"))
     if name not in names:
-        raise ParameterError(f"name: expected one of {names} in {zoo.name}/, got {name!r}. `make zoo` trains the "
-                             "missing ones.")
+        raise ParameterError(f"name: expected one of {names} in {zoo.name}/, got {name!r}. `make zoo` trains "
+                             "missing models.")
     folder = zoo / name
     return ZooModel(folder, read_card(folder), read_config(folder / "config.json"), folder / "vocab.txt")
 
@@ -82,7 +82,7 @@ def write_card(folder: str | Path) -> Path:
 
 
 def _scores(card: Mapping) -> pd.DataFrame:
-    """The card's test scores as one table; the column `examples` has the key of each part."""
+    """The card's test scores as one table; the column `examples` has the key of each row in `scores_on_test`."""
     tables = [pd.DataFrame(rows).assign(examples=limit) for limit, rows in card["scores_on_test"].items()]
     return pd.concat(tables, ignore_index=True)
 

@@ -245,8 +245,8 @@ def encode_captions(tokenizer, captions: Sequence[str], phrases: Sequence[Sequen
         for k, spans in enumerate(caption_phrases):
             row = torch.stack([(begin < stop) & (end > start) for start, stop in spans]).any(0) & (end > begin)
             if not row.any():
-                raise ValueError(f"phrases: no word in phrase {k}, {phrase_texts(captions[n], [spans])[0]!r}. "
-                                 "Leave it out.")
+                raise ValueError("phrases: expected a word in every phrase, got "
+                                 f"{phrase_texts(captions[n], [spans])[0]!r} for phrase {k}. Leave this phrase out.")
             rows.append(row)
             owner.append(n)
     tokens = torch.stack(rows) if rows else torch.zeros(0, ids.shape[1], dtype=torch.bool)
@@ -334,8 +334,8 @@ def load_dense(entry: ModelEntry | str, weights: str | Path = "mini", *, device:
     """
     entry = find_model(entry)
     if weights == "official":
-        raise ValueError(f"weights: {entry.name} is this project's own net, so there are no official weights. Use "
-                         "'mini' or 'random'; MDETR's published ones are load_model('mdetr-enb5', 'official').")
+        raise ValueError(f"weights: {entry.name} is this project's own model, so there are no official weights. Use "
+                         "'mini' or 'random'. load_model('mdetr-enb5', 'official') loads MDETR's published weights.")
     source = find_weights(entry, weights, seed=seed, config=config, vocab=vocab, files=False)
     head = {"head": "softmax"} if entry.name.endswith("-softmax") else {}
     sizes = read_config(source.config) if source.file else {**head, **(source.config or {})}

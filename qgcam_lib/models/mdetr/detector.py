@@ -31,7 +31,8 @@ from ..roles import Detections, Spans, phrase_texts
 def mdetr_size(width: int, height: int, *, shorter: int = 800, longest: int = 1333) -> tuple[int, int]:
     """Rows and columns in pixels to which MDETR resizes an image of width x height.
 
-    Source: the original evaluation transform, with its rounding: the limited shorter side to the nearest, sides down.
+    Source: the original evaluation transform, including its rounding: the longer side down, and the shorter side, if
+    the limit reduces it, to the nearest pixel.
     """
     low, high = min(width, height), max(width, height)
     if high / low * shorter > longest:
@@ -123,8 +124,8 @@ class MdetrDetector(Adapter):
                  card: Mapping[str, Any] | None = None):
         config = model.config
         if len(tokenizer) > config.text_words or tokenizer.pad_token_id != 1:
-            raise ValueError(f"vocab: expected RoBERTa's, at most {config.text_words} pieces and padding number 1, "
-                             f"got {len(tokenizer)} pieces and padding number {tokenizer.pad_token_id}.")
+            raise ValueError(f"vocab: expected at most {config.text_words} pieces and padding id 1, as in RoBERTa's, "
+                             f"got {len(tokenizer)} pieces and padding id {tokenizer.pad_token_id}.")
         self.tokenizer, self.batch_pairs = tokenizer, batch_pairs
         super().__init__(model, card, device=device, backbone=config.backbone, queries=config.queries,
                          input_size=f"shorter side {config.shorter}, longer at most {config.longest}")
@@ -165,13 +166,13 @@ def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> l
     """The token positions of every phrase in a caption."""
     texts, encoding, limit = phrase_texts(caption, phrases), self.tokenizer([caption]), self.model.config
     if len(encoding.input_ids[0]) > limit.text_positions - 2:
-        raise ValueError(f"caption: {len(encoding.input_ids[0])} tokens, and RoBERTa reads at most "
-                         f"{limit.text_positions - 2}. Shorten {caption[:60]!r}...")
+        raise ValueError(f"caption: expected at most {limit.text_positions - 2} tokens, got "
+                         f"{len(encoding.input_ids[0])} in {caption[:60]!r}... Shorten the caption.")
     positions = [token_positions(encoding, 0, spans, limit.positions - 1) for spans in phrases]
     for text, those in zip(texts, positions):
         if not those:
-            raise ValueError(f"phrases: {text!r} of {caption[:60]!r} has no token among the first "
-                             f"{limit.positions - 1}. Give it words, or shorten the caption.")
+            raise ValueError(f"phrases: {text!r} has no token among the first {limit.positions - 1} of the caption "
+                             f"{caption[:60]!r}. Correct the phrase's spans, or shorten the caption.")
     return positions
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #93320121
@@ -218,7 +219,7 @@ def load_mdetr(entry: ModelEntry | str, weights: str | Path = "official", *, dev
     """
     entry = find_model(entry)
     if weights == "official" and config is not None:
-        raise ValueError("config: the official weights have their own sizes. Leave it out.")
+        raise ValueError("config: not allowed with weights='official', whose sizes are fixed. Leave config out.")
     config, untrained = config or MDETR_CONFIGS[entry.name], weights == "random"
     source = find_weights(entry, weights, seed=seed, folders=False)
     tokenizer = (byte_tokenizer([" ".join(CAPTION_WORDS)], min(config.text_words, 2000)) if untrained and not vocab else

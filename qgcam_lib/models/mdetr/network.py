@@ -128,7 +128,8 @@ class QueryLayer(nn.Module):
 
     def forward(self, states: torch.Tensor, queries: torch.Tensor, memory: torch.Tensor, placed: torch.Tensor,
                 padding: torch.Tensor) -> torch.Tensor:
-        """States after the layer. states, queries: [B, Q, width]; memory, placed: [B, S, width], placed with places."""
+        """States after the layer. states, queries: [B, Q, width]; memory, placed: [B, S, width], the encoder's output,
+        placed with position embeddings added."""
         asking = states + queries
         attended, _ = self.self_attn(asking, asking, states, need_weights=False)
         states = self.norm1(states + attended)

@@ -97,10 +97,10 @@ def stack_regions(features: Sequence[ArrayLike], geometry: Sequence[ArrayLike]) 
 class FeatureRanker(Adapter):
     """A network over region features as RegionRanker.
 
-    network: see the top of this page; frozen and put on the device here; tokenizer: from `make_tokenizer`; encoder: a
-    RegionEncoder; card: facts about the weights; batch: expressions in one pass of the network; kept: maximum number of
-    image and box sets whose features are cached. An expression longer than the network's `max_tokens`, if it has this
-    attribute, is cut with a UserWarning.
+    network: network(regions, ids, mask, of) -> scores [E, N], frozen and put on the device here; tokenizer: from
+    `make_tokenizer`; encoder: a RegionEncoder; card: facts about the weights; batch: expressions in one pass of the
+    network; kept: maximum number of pairs of image and boxes whose features are cached. If the network has the
+    attribute `max_tokens`, longer expressions are truncated with a UserWarning.
     """
 
     def __init__(self, network: torch.nn.Module, tokenizer, encoder, card: Mapping[str, Any] | None = None, *,
@@ -149,8 +149,8 @@ def rank_batch(self: FeatureRanker, images: Sequence, boxes_per_image: Sequence[
     """Scores float32 [E_i, N_i] per image, of its boxes for each of its expressions, equal to `rank` one by one.
 
     The expressions of all images are sorted by length and scored in batches of `batch`. Warns if the tokenizer cannot
-    spell a word (in another script; it can spell all Latin letters). Errors: ValueError
-    for lists of different lengths, TypeError for one expression instead of a list, and those of `rank`.
+    spell a word, such as one in another script than Latin. Errors: ValueError for lists of different lengths, TypeError
+    for one expression instead of a list, and the errors of `rank`.
     """
     same_length(images, boxes_per_image=boxes_per_image, expressions_per_image=expressions_per_image)
     if any(isinstance(expressions, str) for expressions in expressions_per_image):
@@ -194,7 +194,7 @@ def only_words(ids: torch.Tensor, mask: torch.Tensor, not_words: Sequence[int] =
     counts = keep.sum(1)
     if not counts.all():
         raise ValueError(f"ids: expected at least one word in every expression, but expression {int(counts.argmin())} "
-                         "has none. Leave it out.")
+                         "has none. Leave this expression out.")
     order = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :int(counts.max()) if len(ids) else 0]
     return ids.gather(1, order), keep.gather(1, order), order
 

@@ -171,8 +171,8 @@ def words_of_tokens(tokens: Sequence[str], places: Sequence[int]) -> tuple[list[
 # %% ../../../nbs/lib/models/regions/05_groundnet.ipynb #e3c5000b
 @dataclass(frozen=True)
 class Step:
-    """A tree node as a step of the computation. expression: its number; node: the node, with places in the row of
-    tokens; children: numbers of the child steps, all earlier; height: above the leaves, 0 for a leaf."""
+    """A tree node as a step of the computation. expression: index of the expression; node: the node, whose words are
+    token positions; children: indices of the child steps, all earlier; height: above the leaves, 0 for a leaf."""
 
     expression: int
     node: Node

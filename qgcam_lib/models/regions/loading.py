@@ -35,8 +35,8 @@ def ranker_config(config: Any, feature_size: int, encoder: str, weights: str = "
 
 
 def _no_address(entry: ModelEntry) -> Path:
-    raise FileNotFoundError(f"weights: those of {entry.name} cannot be downloaded. Pass the path of a checkpoint "
-                            "(ViLBERT's is on its authors' shared drive), and the encoder of its region features.")
+    raise FileNotFoundError(f"weights: no weights of {entry.name} can be downloaded. Pass the path of a checkpoint "
+                            "(ViLBERT's is on its authors' shared drive) and, as `encoder`, its region encoder.")
 
 # %% ../../../nbs/lib/models/regions/06_loading.ipynb #d0c60008
 def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
@@ -46,7 +46,7 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     """Load a trained ranker; called by `load_model`, whose docstring explains the common arguments.
 
     weights: also a path: a folder in the zoo's layout, or a checkpoint file (for ViLBERT with the published names);
-    encoder: of the regions, by default the folder's, or an untrained ResNet-50 for random weights; feature_size: width
+    encoder: the region encoder, by default the folder's, for random weights an untrained ResNet-50; feature_size: width
     of the encoder's features; config: fields of the network's config that differ from the published sizes; vocab:
     the vocabulary, by default our small one for random weights and BERT's for a file; options: passed to
     `FeatureRanker`. A folder contains its own config and vocabulary; passing either with a folder is a ValueError.

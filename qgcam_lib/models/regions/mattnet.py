@@ -23,10 +23,10 @@ from .batch import NOT_WORDS, RegionBatch, at_tokens, attend, only_words, read_w
 class MAttNetConfig(Config):
     """Sizes of a MAttNet, by default the published ones.
 
-    words: of a word's vector; phrase: of the LSTM's inputs, whose weighted mean is a phrase; hidden: of each direction
-    of the LSTM; joint: of the joint space of regions and phrases; neighbours: number of neighbours used, of the same
-    type for location and of any type for relation; norm: initial length of normalised inputs; word_dropout: for word
-    vectors; joint_dropout: for the joint space; not_words: ids of tokens that are no words, see `only_words`.
+    words: size of a word's vector; phrase: size of the LSTM's inputs, whose weighted mean is a phrase; hidden: size of
+    each direction of the LSTM; joint: size of the joint space of regions and phrases; neighbours: number of nearest
+    regions used for location and relation; norm: initial length of normalised inputs; word_dropout: for word vectors;
+    joint_dropout: for the joint space; not_words: ids of tokens that are no words, see `only_words`.
     """
 
     retired = ("attributes", "visual_dropout")

@@ -65,7 +65,7 @@ _MOST_READ = 20  # words; the number of readings grows exponentially
 
 
 def by_grammar(words: Sequence[str]) -> Node | None:
-    """The tree of an expression by the miniworld's grammar, None if the grammar has no reading or it is too long."""
+    """The tree by the miniworld's grammar; None if the grammar cannot read the expression or it has over 20 words."""
     parses = readings(" ".join(words)) if len(words) <= _MOST_READ else []
     laid = [_laid_out(one, 0) for one in parses]
     return min(laid, key=lambda one: (one[1], -one[2]))[0] if laid else None
@@ -125,7 +125,7 @@ def _tree_of(phrases: Sequence[Sequence[int]], owner: dict[int, int], link: dict
 # %% ../../../nbs/lib/models/regions/04_parse.ipynb #e3c40015
 @dataclass(frozen=True)
 class Parsed:
-    """A tree and its method: by is "grammar", "chunks", or "whole" if neither method gave a tree."""
+    """A tree. by: the method, "grammar", "chunks", or "whole" if neither of these gave a tree."""
 
     tree: Node
     by: str

@@ -82,8 +82,8 @@ def load_resnet(weights: str | Path = "official", device: str = "cpu", *, seed: 
     from torchvision.models import ResNet50_Weights, resnet50
 
     if weights not in ("official", "random"):
-        raise ValueError(f"weights: expected 'official' or 'random' for resnet50, got {str(weights)!r}. The encoder "
-                         "'clip-rn50' has a mini, which is a small ResNet.")
+        raise ValueError(f"weights: expected 'official' or 'random' for resnet50, got {str(weights)!r}. For a "
+                         "small trained ResNet, use the encoder 'clip-rn50'.")
     with drawn_from(seed):
         network = resnet50(weights=None)
     card = {"name": "resnet50", "weights": str(weights), "licence": "BSD-3-Clause"}

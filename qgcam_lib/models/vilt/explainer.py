@@ -105,8 +105,7 @@ class ViltAnswerer(Adapter):
     """transformers' ViltForQuestionAnswering as Answerer.
 
     model: has its answers in `config.id2label`, and is set to evaluation mode and frozen; tokenizer: the model's;
-    max_tokens: longer questions are cut to so many tokens; card: facts about the weights. An image is a PIL image or
-    a path.
+    max_tokens: maximum tokens of a question; card: facts about the weights. An image is a PIL image or a path.
     """
 
     prepare = ViltExplainer.prepare

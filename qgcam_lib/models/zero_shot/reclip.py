@@ -135,8 +135,8 @@ _FILLERS = re.compile(r"(?:\b(?:that|which|who|is|are|was|located|just|directly|
 # %% ../../../nbs/lib/models/zero_shot/01_reclip.ipynb #d0d1000a
 @dataclass(frozen=True)
 class Place:
-    """A parsed expression. text: the words for a matcher ("" for none); extremes: members of RELATIONS that compare the
-    object with others of its kind; relations: pairs of a member of RELATIONS and the related object.
+    """A parsed expression. text: the words for a matcher ("" for none); extremes: the superlatives, members of
+    RELATIONS that compare the object with others of its kind; relations: pairs (member of RELATIONS, other object).
     """
 
     text: str
