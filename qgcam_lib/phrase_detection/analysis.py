@@ -173,8 +173,8 @@ def price_of_false_captions(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **
 
     n_bootstrap, options (n_subsets, level, seed, subsets, by): as in `evaluate`, whose columns are returned. Metrics:
     AP; AP_true_pairs, with boxes of true captions only; price = AP_true_pairs - AP (0..1, never negative);
-    false_caption_boxes, share of all boxes that belong to a false caption; false_caption_errors, share of the boxes
-    that are no hit at IoU .5 that belong to a false caption. Boxes are the 100 best of each pair. n: pairs, true pairs,
+    false_caption_boxes, share of all boxes that belong to a false caption; false_caption_errors, the same share of the
+    boxes without a hit at IoU .5. Boxes are the 100 best of each pair. n: pairs, true pairs,
     pairs, boxes, and boxes without a hit. NaN: no truth box, or no such boxes. Source: ours.
     """
     tables = [_price_rows(matches, part) for part in parts(matches.data, n_bootstrap, **options)]

@@ -165,7 +165,7 @@ def _row(check: str, says: str, run: Callable[[], tuple[Numbers, Numbers]], tole
 # %% ../../nbs/lib/phrase_detection/12_selfcheck.ipynb #4918f60b
 def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str | Path | Mapping | None = None, *,
                 expected: str | Path | Mapping | None = None, seed: int = 0) -> pd.DataFrame:
-    """Check the evaluator: on generated annotations and predictions, or on the given ones.
+    """Check the evaluator on generated annotations and predictions, or on yours.
 
     annotations: a TRICD file or a Tricd; None generates 51 groups with `seed`. predictions: a file
     (`read_predictions`) or a mapping; None generates them. expected: values to compare the predictions' scores with, a
@@ -174,7 +174,7 @@ def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str 
     seconds. A failed check raises nothing. Errors: those of `load_tricd` and `read_predictions` for unreadable files.
     """
     if predictions is not None and annotations is None:
-        raise ValueError("annotations: expected the TRICD file that the given predictions belong to, got none")
+        raise ValueError("annotations: expected the TRICD file of the predictions, got None")
     data = synthetic_tricd(51, seed, subsets=SUBSETS) if annotations is None else annotations
     data = data if isinstance(data, Tricd) else load_tricd(data)
     made = synthetic_predictions(data, seed) if predictions is None else predictions

@@ -112,8 +112,8 @@ def perturb_expressions(expressions: Sequence[Expression], how: str, *, seed: in
     perturbed = []
     for one in expressions:
         if how == "shipped" and (one.original not in ("", one.text) or "shuffle" not in one.shipped):
-            raise ExampleError(f"no shuffled text was published with {one.text!r}", one.id, remedy="Pass the "
-                               "originals, data.referring.files.hard_originals of the raw file, or another `how`")
+            raise ExampleError(f"no shuffled text was published with {one.text!r}", one.id, remedy="Pass "
+                               "another `how`, or the originals from data.referring.files.hard_originals")
         try:
             text = one.shipped["shuffle"] if how == "shipped" else perturb(one.text, how, seed=seed, tagger=tagger)
         except ValueError as error:

@@ -46,8 +46,8 @@ def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; expected a file of Ref-Adv or a folder of RefCOCOg")
     if path.suffix in SUFFIXES and path.suffix != ".json":
-        raise FormatError(f"{path}: expected the JSON of the expressions, got a table. If it has the scores, give it "
-                          "before the expressions")
+        raise FormatError(f"{path}: expected the JSON file of the expressions, got a table. If this is the table of "
+                          "scores, pass it before the expressions")
     if path.is_dir():
         if name and name not in _REFCOCOG:
             raise ValueError(f"split: expected one of {_REFCOCOG} for a folder of RefCOCOg, got {split!r}. The splits "
