@@ -246,9 +246,10 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
     threshold T (n: true phrases with a truth box; phrases of false captions), false_alarm_rate@recall=R (n: phrases of
     false captions). NaN: no such phrases, or a recall that the detector never reaches. All boxes count. Source: ours.
     """
-    if not all(np.isfinite(t) for t in thresholds) or not all(0 < r <= 1 for r in recalls):
-        raise ValueError(f"thresholds: expected finite numbers, got {tuple(thresholds)!r}; recalls: expected numbers "
-                         f"above 0 and up to 1, got {tuple(recalls)!r}")
+    if not all(np.isfinite(t) for t in thresholds):
+        raise ValueError(f"thresholds: expected finite numbers, got {tuple(thresholds)!r}")
+    if not all(0 < r <= 1 for r in recalls):
+        raise ValueError(f"recalls: expected numbers above 0 and up to 1, got {tuple(recalls)!r}")
     data, (best, best_hit) = matches.data, _best_scores(matches)
     true, false = np.flatnonzero(matches.asked), np.flatnonzero(~data.positive[data.phrase_pairs])
     names = [f"{kind}@{t:g}" for t in thresholds for kind in ("hit_rate", "false_alarm_rate")]

@@ -23,7 +23,7 @@ from ..errors import ExampleError, FormatError
 FORMS = {
     "tricd": "{image_id: {scores, boxes, phrase_ids}}",
     "labels": "{image_id: {scores, boxes, labels}}",
-    "flickr": "[{image_id, sentence_id, boxes, scores}, ...] with one inner list a phrase (GLIP, FIBER)",
+    "flickr": "[{image_id, sentence_id, boxes, scores}, ...] with one inner list per phrase (GLIP, FIBER)",
     "coco": "[{image_id, category_id or phrase_id, bbox, score}, ...] (COCO results, Detic, GLIP's bbox.json)",
     "instances": "[{image_id, instances: [...]}, ...] (detectron2's instances_predictions.pth)",
     "table": "a table with image_id, phrase_id or category_id, score, and x0 y0 x1 y1, x y w h or box",
@@ -175,7 +175,7 @@ def _flickr(content: Sequence) -> Rows:
         image = _need(entry, ("image_id", "boxes"), f"entry {number}")[0]
         where = f"entry {number}, image {image}"
         if not isinstance(image, int | str | np.integer):
-            raise ExampleError("image_id: expected a whole number or a text", where)
+            raise ExampleError(f"image_id: expected a whole number or a text, got {image!r:.40}", where)
         phrases = _flickr_phrases(entry, where)
         image = (image, str(entry["sentence_id"])) if "sentence_id" in entry else image
         if image in n_phrases:

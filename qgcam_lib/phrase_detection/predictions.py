@@ -70,8 +70,8 @@ def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[i
             for place in places[-1]:
                 pair = data.pairs[place]
                 if rows.n_phrases.get(key, len(pair.phrases)) != len(pair.phrases):
-                    raise ExampleError(f"has boxes for {rows.n_phrases[key]} phrases, but pair {pair.id} has "
-                                       f"{len(pair.phrases)}")
+                    raise ExampleError(f"boxes: expected one list for each of the {len(pair.phrases)} phrases of pair "
+                                       f"{pair.id}, got {rows.n_phrases[key]} lists")
                 if place in taken:
                     raise ExampleError(f"pair {pair.id} occurs twice in the predictions")
                 taken.add(place)
@@ -189,8 +189,8 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     left_out = {reason: n for reason, n in left_out.items() if n}
     row, pair = row[again], pair[again]
     if len(rows.image) and not len(row):
-        raise ExampleError(f"none of the {len(rows.image)} boxes belongs to a phrase of {data.file or 'the data'}: "
-                           f"{left_out}", remedy="Check `image_ids`, `phrases` and the split")
+        raise ExampleError(f"none of the {len(rows.image)} boxes belongs to a phrase of {data.file or 'the data'}; "
+                           f"dropped: {left_out}", remedy="Check `image_ids`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
     if len(row) < 10 and (box_format or rows.format) == "xywh":  # too few for `box_findings`

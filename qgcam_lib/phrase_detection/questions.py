@@ -87,7 +87,7 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     for row in frame.itertuples():
         pair = pairs.get(row.image_id)
         if pair is None:
-            raise ExampleError("a question has this id, but no pair of the grounding file has", row.image_id,
+            raise ExampleError("grounding: expected a pair for each question, but no pair has this id", row.image_id,
                                path, "Pass the grounding file of the questions' split")
         if (pair.file_name, pair.positive) != (row.file_name, row.answer):
             raise ExampleError(f"the question has the image {row.file_name!r} and the answer {row.answer}, but the pair"
@@ -110,7 +110,8 @@ def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.
     path = Path(path)
     questions, truth = tricd_records(path, "image_id", questions=_Question, annotations=_Annotation)
     for id in questions.keys() ^ truth.keys():
-        raise ExampleError(f"has no {'question' if id in truth else 'annotation'}", id, path, "Download the file again")
+        has = "an annotation but no question" if id in truth else "a question but no annotation"
+        raise ExampleError(f"this image_id has {has}", id, path, "Download the file again")
     frame = pd.DataFrame(list(questions.values()), columns=["image_id", "question", "question_id", "file_name"])
     frame["answer"] = np.array([truth[id].answer == 1 for id in frame.image_id], dtype=bool)
     frame["subset"] = [_subset(truth[id], path) for id in frame.image_id]

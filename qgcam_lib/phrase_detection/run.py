@@ -40,7 +40,7 @@ def _checked(detections: Any, pair: TricdPair) -> Detections:
     if not isinstance(detections, Detections):
         raise ValueError(f"detector: expected Detections for pair {pair.id}, got {type(detections).__name__}")
     if len(detections) and int(detections.phrases.max()) >= len(pair.phrases):
-        raise ValueError(f"detector: expected phrases 0 to {len(pair.phrases) - 1} for pair {pair.id}, "
+        raise ValueError(f"detector: expected phrase indices 0 to {len(pair.phrases) - 1} for pair {pair.id}, "
                          f"got {int(detections.phrases.max())}")
     return detections
 
@@ -229,7 +229,7 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
     except ValueError as error:
         raise ExampleError(str(error), file=path.name) from error
     if strange := [id for id in answers if id not in set(ids)]:
-        raise ExampleError(f"no question has the id {strange[0]!r}", file=path.name,
+        raise ExampleError(f"answers: no question has the id {strange[0]!r}", file=path.name,
                            remedy="Are the answers and the questions of the same split?")
     rows = questions.rename(columns={"file_name": "image", "question": "asked"}).assign(
         id=ids, answer=pd.Series([answers.get(id) for id in ids], dtype=object, index=ids.index), yes_score=np.nan,

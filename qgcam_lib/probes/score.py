@@ -137,7 +137,7 @@ def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np
             raise ValueError(f"{name}: expected bool values of shape {values.shape}, as the scores, got "
                              f"{mask.dtype} of shape {mask.shape}")
     present, queried = present.astype(bool), queried.astype(bool)
-    for wrong, text in ((present & ~queried, "present: expected only classes that `queried` has, got another one"),
+    for wrong, text in ((present & ~queried, "present: expected only queried classes, got a class not in `queried`"),
                         (queried & ~np.isfinite(values), "scores: expected a finite score for each queried class, "
                                                          "got NaN or infinity")):
         if wrong.any():
