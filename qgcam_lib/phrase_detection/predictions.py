@@ -62,7 +62,7 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #aaedb95a
 def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[int]]:
-    "Indices of each image's pairs. Errors: ExampleError for a pair that occurs twice or has other phrases."
+    "Indices of each image's pairs. Errors: ExampleError for a repeated pair or another number of phrases."
     find, places, taken = _pair_finder(data, image_ids), [], set()
     for image, key in enumerate(rows.images):
         try:

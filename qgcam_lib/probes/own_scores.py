@@ -289,5 +289,6 @@ def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence
         return _group_rows(_named(frame, groups, image_ids), groups, kind, by_class, options)
     except ExampleError as error:
         numbers = image_ids == "name" and "image" in frame and frame["image"].astype(str).str.isdecimal().all()
-        remedy = error.remedy + (". If the table has numbers of pictures, pass image_ids='number'" if numbers else "")
+        remedy = error.remedy + (
+            ". If the table has numbers instead of names, pass image_ids='number'" if numbers else "")
         raise ExampleError(error.problem, error.example, frame.attrs.get("file", error.file), remedy) from error

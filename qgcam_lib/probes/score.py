@@ -219,7 +219,7 @@ _CHOICE = [Metric(name, symbol, what, (0, most), better, "a score is missing", s
            for name, symbol, what, most, better, source, chance in (
     ("confidence", "$conf$", "softmax over the two prompts, at the right one", 1, True, _EQ + "equations 1 and 2", 0.5),
     ("correct", "$acc$", "does the right prompt have the higher score", 1, True, _EQ + "equation 5", 0.5),
-    ("tie", "ties", "do both prompts have the same score (then it is wrong)", 1, False, "ours", None),
+    ("tie", "ties", "do both prompts have the same score (the choice is then wrong)", 1, False, "ours", None),
     ("text_score", "text", "each image of the pair prefers its prompt", 1, True, _EQ + "equation 9", 1 / 4),
     ("image_score", "image", "each prompt of the pair prefers its image", 1, True, _EQ + "equation 13", 1 / 4),
     ("group_score", "group", "text and image", 1, True, _EQ + "equation 17", 1 / 6),
@@ -231,7 +231,7 @@ _PICTURES = [Metric(f"{name}_{p}", f"${symbol}_{{{p}}}$", f"{what}, {p}", (0, 1)
              for p in ("reference", "patch", "edited") for name, symbol, what, source in (
     ("ap", "AP", "average precision of the present classes", _EQ + "section 3.2"),
     ("confidence", "conf", "mean softmax of the present classes", _CODE),
-    ("first", "acc", "is the highest class a present one", _CODE))]
+    ("first", "acc", "is the class with the highest score present", _CODE))]
 _CHANGES = [Metric(f"{name}_{a}_{b}", f"${symbol}_{{{a} - {b}}}$", f"{what} from {a} to {b}", ends, None,
                    f"{_NONE}, or {zero} of {a} is 0" if zero else _NONE, source)
             for a, b in STEPS for name, symbol, what, ends, zero, source in (
