@@ -156,7 +156,7 @@ def test_an_ap_difference_turns_with_its_models_and_is_nothing_for_one_model():
     assert (same["difference"] == 0).all() and (same["p_value"].dropna() == 1).all()
     turned = compare_matches(b, a, n_bootstrap=400, seed=0).iloc[0]
     np.testing.assert_allclose([turned["ci_low"], turned["ci_high"]], [-found["ci_high"], -found["ci_low"]], atol=1e-12)
-    with pytest.raises(ValueError, match="one annotations object"):
+    with pytest.raises(ValueError, match="the same Tricd object"):
         compare_matches(a, match_predictions(synthetic_tricd(6, seed=3), {}))
 
 

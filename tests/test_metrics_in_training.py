@@ -129,7 +129,7 @@ def test_merge_reset_clone_pickle_and_state_dict():
     (lambda p, t: p[0].update(boxes=p[0]["boxes"][1:]), "image 0.*2 boxes"),
     (lambda p, t: t[0].update(boxes=t[0]["boxes"].flip(1)), "target: expected boxes x0, y0, x1, y1.* element 0"),
     (lambda p, t: t[0].update(labels=t[0]["labels"] + 999), "target: expected distinct phrases.* element 0"),
-    (lambda p, t: t[0].update(subset="coco"), "target: expected a subset of"),
+    (lambda p, t: t[0].update(subset="coco"), "target: expected subset to be one of"),
     (lambda p, t: t.pop(), "two lists of equal length"),
 ])  # fmt: skip
 def test_a_wrong_batch_is_named_and_leaves_no_trace(harm, words):

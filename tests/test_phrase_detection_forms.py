@@ -134,7 +134,7 @@ def test_missing_columns_and_empty_tables(example):
         assert (evaluate(data, nothing).value == 0).all()
     empty = Tricd(())
     assert evaluate(empty, table.iloc[:0]).value.isna().all()
-    with pytest.raises(ExampleError, match="row 1, image.*not among the 0 pairs"):
+    with pytest.raises(ExampleError, match="row 1, image.*one of the 0 pairs"):
         evaluate(empty, table)
 
 

@@ -190,7 +190,7 @@ BROKEN = {
     "question 1.*the id is used twice": lambda data: data["questions"][1].update(image_id=1),
     "annotation 6.*field 'answer'": lambda data: data["annotations"][5].update(answer="yes"),
     "annotation 7.*field 'answer'": lambda data: data["annotations"][6].update(answer=2),
-    "example 4.* has no annotation": lambda data: data["annotations"].pop(3),
+    "example 4.* a question but no annotation": lambda data: data["annotations"].pop(3),
     "the list 'questions'": lambda data: data.pop("questions"),
 }
 

@@ -253,7 +253,7 @@ class Wrong(Hashing):
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (Detections([0.5], [[0, 0, 1, 1]], [2]), "expected phrases 0 to 1"),
+        (Detections([0.5], [[0, 0, 1, 1]], [2]), "expected phrase indices 0 to 1"),
         ({"scores": [], "boxes": [], "phrase_ids": []}, "expected Detections"),
         (None, "expected Detections"),
     ],

@@ -173,8 +173,8 @@ def price_of_false_captions(matches: Matches, n_bootstrap: int = N_BOOTSTRAP, **
 
     n_bootstrap, options (n_subsets, level, seed, subsets, by): as in `evaluate`, whose columns are returned. Metrics:
     AP; AP_true_pairs, with boxes of true captions only; price = AP_true_pairs - AP (0..1, never negative);
-    false_caption_boxes, share of all boxes that belong to a false caption; false_caption_errors, share of the boxes
-    that are no hit at IoU .5 that belong to a false caption. Boxes are the 100 best of each pair. n: pairs, true pairs,
+    false_caption_boxes, share of all boxes that belong to a false caption; false_caption_errors, the same share of the
+    boxes without a hit at IoU .5. Boxes are the 100 best of each pair. n: pairs, true pairs,
     pairs, boxes, and boxes without a hit. NaN: no truth box, or no such boxes. Source: ours.
     """
     tables = [_price_rows(matches, part) for part in parts(matches.data, n_bootstrap, **options)]
@@ -246,9 +246,10 @@ def false_alarm_rates(matches: Matches, thresholds: Sequence[float] = (0.5,), re
     threshold T (n: true phrases with a truth box; phrases of false captions), false_alarm_rate@recall=R (n: phrases of
     false captions). NaN: no such phrases, or a recall that the detector never reaches. All boxes count. Source: ours.
     """
-    if not all(np.isfinite(t) for t in thresholds) or not all(0 < r <= 1 for r in recalls):
-        raise ValueError(f"thresholds: expected finite numbers, got {tuple(thresholds)!r}; recalls: expected numbers "
-                         f"above 0 and up to 1, got {tuple(recalls)!r}")
+    if not all(np.isfinite(t) for t in thresholds):
+        raise ValueError(f"thresholds: expected finite numbers, got {tuple(thresholds)!r}")
+    if not all(0 < r <= 1 for r in recalls):
+        raise ValueError(f"recalls: expected numbers above 0 and up to 1, got {tuple(recalls)!r}")
     data, (best, best_hit) = matches.data, _best_scores(matches)
     true, false = np.flatnonzero(matches.asked), np.flatnonzero(~data.positive[data.phrase_pairs])
     names = [f"{kind}@{t:g}" for t in thresholds for kind in ("hit_rate", "false_alarm_rate")]

@@ -47,8 +47,8 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
         if not pair.positive:
             continue
         if (false := place.get((pair.group, 1 - pair.side, False))) is None:
-            raise ExampleError("group recall needs a false pair with the same caption, and the group has none",
-                               str(pair.id), remedy="Give whole groups, of one source each")
+            raise ExampleError("data: expected a false pair with the same caption in the group, but there is none",
+                               str(pair.id), remedy="Pass whole groups, each of one source")
         by_spans = {phrase.spans: phrase.id for phrase in pair.phrases}
         new_id = {phrase.id: by_spans[phrase.spans] for phrase in false.phrases}
         own, other = _entry(after, pair.id), _entry(after, false.id)
@@ -72,7 +72,7 @@ def second_call(data: Tricd, predictions: _Predictions) -> str:
 
 # %% ../../nbs/lib/phrase_detection/11_audit.ipynb #1229c514
 def refused(data: Tricd, predictions: _Predictions) -> pd.DataFrame:
-    """The problems that the evaluator's format check refuses: problem, n, of. It accepts predictions if all n are 0."""
+    """What the evaluator's format check refuses: problem, n, of. The check accepts predictions if all n are 0."""
     packed = pack(data, predictions)
     silent = np.bincount(packed.phrase, minlength=len(data.phrases)) == 0
     true = data.positive[data.phrase_pairs]

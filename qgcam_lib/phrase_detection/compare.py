@@ -101,7 +101,7 @@ def paired_differences(matches: Mapping[str, Matches], *, n_bootstrap: int = N_B
     the gap, paired bootstrap over groups), by_bootstrap (0 is outside the interval). ValueError for other annotations.
     """
     if len({id(m.data) for m in matches.values()}) > 1:
-        raise ValueError("matches: expected one annotations object for all models, got several; load it once")
+        raise ValueError("matches: expected the same Tricd object for all models, got several; load the file once")
     ap = {}
     for name, one in matches.items():
         weights = group_weights(len(one.data.group_names), n_bootstrap, n_subsets, np.random.default_rng(seed))
@@ -140,7 +140,7 @@ def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5)
     bootstrap over groups, that of recall from sign flips of whole groups. ValueError for other annotations.
     """
     if a.data is not b.data:
-        raise ValueError("a, b: expected one annotations object for both models, got two; load it once")
+        raise ValueError("a, b: expected the same Tricd object for both models, got two; load the file once")
     left, right, tables = _hits(a, recall_at), _hits(b, recall_at), []
     for part in parts(a.data, n_bootstrap, level=level, seed=seed):
         if not part.inside.any():
@@ -198,7 +198,7 @@ def val_thresholds(sources: Mapping[str, str], files: TricdFiles, **options: Any
 # %% ../../nbs/lib/phrase_detection/13_compare.ipynb #bb9c6880
 def score_answers(answers: Mapping[str, Mapping[Any, Any]], questions: pd.DataFrame, *, limit: int = 0, seed: int = 0,
                   **options: Any) -> pd.DataFrame:
-    """`evaluate_answers` of every model on the chosen part, with a column `model` first; a missing answer is counted.
+    """`evaluate_answers` of every model on the chosen part, with a column `model` first; missing answers are counted.
 
     answers: model -> {image_id: answer}; options go to `evaluate_answers`.
     """

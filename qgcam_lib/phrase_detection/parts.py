@@ -95,9 +95,9 @@ class Part:
              estimate: Estimate | None = None) -> pd.DataFrame:
         """Scores [R, m] under all weights as m rows: subset and the columns of `summary_rows`.
 
-        n, undefined: int [m]. n_cut: boxes left out of the whole data's AP. why: the note for an undefined score. ends:
-        lowest and highest possible value, one pair for all scores or one for each. estimate: for scores that are means;
-        without it, the interval comes from the replicates.
+        n, undefined: int [m]. n_cut: number of boxes left out of AP on the whole data. why: the note for an undefined
+        score. ends: lowest and highest possible value, one pair for all scores or one for each. estimate: for scores
+        that are means; without it, the interval comes from the replicates.
         """
         cut = n_cut if self.name == "all" else 0
         notes = [_note(*row, self.n_groups, cut, why) for row in zip(names, n, values[0])]
@@ -119,7 +119,7 @@ def parts(data: Tricd, n_bootstrap: int = N_BOOTSTRAP, *, n_subsets: int = 0, le
     names = part_names(data, by)
     chosen = names if subsets is None else tuple(subsets)
     if isinstance(subsets, str) or not chosen or not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
-        raise ValueError(f"subsets: expected some of {names}, each once, got {subsets!r}")
+        raise ValueError(f"subsets: expected different names from {names}, got {subsets!r}")
     made = {}
     for name, seeds in zip(names, np.random.SeedSequence(seed).spawn(len(names))):  # a seed per part, chosen or not
         if name in chosen:

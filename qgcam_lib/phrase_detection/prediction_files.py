@@ -91,8 +91,8 @@ def synthetic_predictions(data: Tricd, seed: int = 0, *, find: float = 0.85, jit
     find: probability that a truth box is found; jitter: standard deviation of its sides, as a share of its size;
     clutter: mean number of random boxes per phrase, on true and false captions; alarms: mean number of false alarms per
     phrase of a false caption. right, wrong, alarm: mean logit of found boxes, clutter and false alarms; noise: standard
-    deviation of the logit; offset: that of a shift of the logit shared by a phrase's two images. A score is the sigmoid
-    of the logit. Every pair has an entry; phrases may have no box. `BEHAVIOURS` names some settings.
+    deviation of the logit; offset: standard deviation of a shift of the logit that a phrase's two images share. A score
+    is the sigmoid of the logit. Every pair has an entry; phrases may have no box. `BEHAVIOURS` names some settings.
     """
     rng, predictions = np.random.default_rng(seed), {}
     shared: dict[tuple, float] = {}
@@ -173,7 +173,7 @@ def _from_torch(path: Path) -> Any:
     try:
         return _plain(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
-        remedy = f"Write the boxes as JSON where they are made, such as {FORMS['tricd']}"
+        remedy = f"In the program that made the boxes, write them as JSON, such as {FORMS['tricd']}"
         raise ExampleError("expected a torch file of numbers and lists; this file is damaged, or contains other Python "
                            "objects (as GLIP's predictions.pth does), which could run code when read",
                            remedy=remedy) from error

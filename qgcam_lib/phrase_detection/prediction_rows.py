@@ -23,7 +23,7 @@ from ..errors import ExampleError, FormatError
 FORMS = {
     "tricd": "{image_id: {scores, boxes, phrase_ids}}",
     "labels": "{image_id: {scores, boxes, labels}}",
-    "flickr": "[{image_id, sentence_id, boxes, scores}, ...] with one inner list a phrase (GLIP, FIBER)",
+    "flickr": "[{image_id, sentence_id, boxes, scores}, ...] with one inner list per phrase (GLIP, FIBER)",
     "coco": "[{image_id, category_id or phrase_id, bbox, score}, ...] (COCO results, Detic, GLIP's bbox.json)",
     "instances": "[{image_id, instances: [...]}, ...] (detectron2's instances_predictions.pth)",
     "table": "a table with image_id, phrase_id or category_id, score, and x0 y0 x1 y1, x y w h or box",
@@ -105,7 +105,7 @@ def _need(record: Any, keys: Sequence[str], where: str) -> list:
     if not isinstance(record, Mapping):
         raise ExampleError(f"expected an object with {', '.join(keys)}, got {type(record).__name__}", where)
     if lost := [key for key in keys if key not in record]:
-        raise ExampleError(f"expected {', '.join(keys)}, but {', '.join(lost)} is missing", where)
+        raise ExampleError(f"expected the keys {', '.join(keys)}; missing: {', '.join(lost)}", where)
     return [record[key] for key in keys]
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #9839bb08
@@ -155,11 +155,11 @@ def _by_image(content: Mapping) -> Rows:
 def _flickr_phrases(entry: Mapping, where: str) -> list[tuple[Any, Any]]:
     "Boxes and scores of each phrase, without GLIP's extra last box, which has no score."
     if "scores" not in entry:
-        raise ExampleError("has boxes but no scores, as MDETR's results for Flickr30k; average precision needs them",
-                           where, remedy="Write the scores of each box beside `boxes`, as GLIP does")
+        raise ExampleError("scores: missing (as in MDETR's results for Flickr30k), but average precision needs them",
+                           where, remedy="Add `scores`, one list per phrase, as GLIP does")
     boxes, scores = (_as_list(entry[word], word, where) for word in ("boxes", "scores"))
     if len(boxes) != len(scores):
-        raise ExampleError("boxes, scores: expected two lists with one list per phrase, of equal length", where)
+        raise ExampleError("boxes, scores: expected two lists of equal length, with one inner list per phrase", where)
     rows = []
     for its_boxes, its_scores in zip(boxes, scores):
         its_boxes, its_scores = _as_list(its_boxes, "boxes", where), _as_list(its_scores, "scores", where)
@@ -175,11 +175,11 @@ def _flickr(content: Sequence) -> Rows:
         image = _need(entry, ("image_id", "boxes"), f"entry {number}")[0]
         where = f"entry {number}, image {image}"
         if not isinstance(image, int | str | np.integer):
-            raise ExampleError("image_id: expected a whole number or a text", where)
+            raise ExampleError(f"image_id: expected a whole number or a text, got {image!r:.40}", where)
         phrases = _flickr_phrases(entry, where)
         image = (image, str(entry["sentence_id"])) if "sentence_id" in entry else image
         if image in n_phrases:
-            raise ExampleError("the same image and sentence occur twice", where)
+            raise ExampleError("image_id, sentence_id: an earlier entry has the same image and sentence", where)
         n_phrases[image] = len(phrases)
         for place, (boxes, scores) in enumerate(phrases):
             places.append(len(n_phrases) - 1)
@@ -245,7 +245,7 @@ def _form_rows(content: Any) -> Rows:
         if "bbox" in first or not content:
             return _records(content)
     shown = f"a list of {str(content[0])[:60]}" if isinstance(content, list) and content else type(content).__name__
-    raise ExampleError(f"unknown format of predictions: {shown}", remedy=f"Known formats: {'; '.join(FORMS.values())}")
+    raise ExampleError(f"predictions: unknown format: {shown}", remedy=f"Known formats: {'; '.join(FORMS.values())}")
 
 # %% ../../nbs/lib/phrase_detection/03_prediction_rows.ipynb #8d3f1906
 def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None) -> Rows:
@@ -263,7 +263,7 @@ def rows_of(content: Any, on_error: str = "raise", box_format: str | None = None
     rows.boxes = TO_XYXY[order](boxes)
     for n in np.flatnonzero((rows.boxes[:, 2:] < rows.boxes[:, :2]).any(1)).tolist():
         wanted = ("width and height of at least 0" if order == "xywh" else
-                  "x0 <= x1 and y0 <= y1 (is it x, y, width, height?)")
+                  "x0 <= x1 and y0 <= y1 (are these x, y, width, height?)")
         rows.faults[n] = ExampleError(f"{rows.word}: expected {wanted}, got {boxes[n].tolist()}", rows.name(n))
     if rows.faults and on_error == "raise":
         raise next(iter(rows.faults.values()))

@@ -44,9 +44,10 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
     def by_id(id: Any) -> int:
         number = whole_number(id, "image_id")
         if number not in places:
-            raise ExampleError(f"image id {number} is not among the {len(data)} pairs of {data.file or 'the data'}",
-                               remedy="Are predictions and annotations of the same split? If the ids are those of "
-                                      "pictures, give image_ids='file'")
+            raise ExampleError(f"image_id: expected the id of one of the {len(data)} pairs of "
+                               f"{data.file or 'the data'}, got {number}",
+                               remedy="Are predictions and annotations of the same split? If these are ids of images, "
+                                      "pass image_ids='file'")
         return places[number]
 
     def find(key: Any) -> Sequence[int]:
@@ -61,7 +62,7 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #aaedb95a
 def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[int]]:
-    "Indices of each image's pairs. Errors: ExampleError for a pair given twice or another number of phrases."
+    "Indices of each image's pairs. Errors: ExampleError for a repeated pair or another number of phrases."
     find, places, taken = _pair_finder(data, image_ids), [], set()
     for image, key in enumerate(rows.images):
         try:
@@ -69,8 +70,8 @@ def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[i
             for place in places[-1]:
                 pair = data.pairs[place]
                 if rows.n_phrases.get(key, len(pair.phrases)) != len(pair.phrases):
-                    raise ExampleError(f"has boxes for {rows.n_phrases[key]} phrases, but pair {pair.id} has "
-                                       f"{len(pair.phrases)}")
+                    raise ExampleError(f"boxes: expected one list for each of the {len(pair.phrases)} phrases of pair "
+                                       f"{pair.id}, got {rows.n_phrases[key]} lists")
                 if place in taken:
                     raise ExampleError(f"pair {pair.id} occurs twice in the predictions")
                 taken.add(place)
@@ -110,22 +111,22 @@ def _phrases(rows: Rows, data: Tricd, pair: np.ndarray, label: np.ndarray, phras
     starts = np.searchsorted(data.phrase_pairs, np.arange(len(data) + 1))
     first = 0 if rows.kind == "place" else phrases if rows.kind == "category" and isinstance(phrases, int) else None
     if first is None:
-        phrase, what = find_phrases(pair, label, starts, data.phrase_ids), "id {}"
+        phrase, what = find_phrases(pair, label, starts, data.phrase_ids), "phrase id {}"
     else:
         inside = (label >= first) & (label - first < np.diff(starts)[pair])
-        phrase, what = np.where(inside, starts[pair] + label - first, -1), f"number {{}} (counted from {first})"
+        phrase, what = np.where(inside, starts[pair] + label - first, -1), f"phrase {{}} (counted from {first})"
     if (phrase < 0).any():
         n = int(np.argmin(phrase))
         has = [each.id for each in data.pairs[pair[n]].phrases]
-        raise ExampleError(f"{what.format(label[n])} is not a phrase of pair {data.pair_ids[pair[n]]}, which has {has}",
-                           name(n))
+        raise ExampleError(f"{what.format(label[n])} is not a phrase of pair {data.pair_ids[pair[n]]}, whose phrase "
+                           f"ids are {has}", name(n))
     return np.arange(len(phrase)), phrase
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #05f1b70a
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Predictions as flat arrays. pair [N] and phrase [N]: indices in the Tricd; score float64 [N]; boxes float64
-    [N, 4], half-open xyxy. Pairs are in ascending order, the boxes of a pair in the order given. form: one of FORMS.
+    [N, 4], half-open xyxy. Pairs are in ascending order, the boxes of a pair in input order. form: one of FORMS.
     named: indices of the pairs with an entry in the predictions, also without a box. left_out: {reason: number of
     boxes} for the boxes that were dropped. faults: texts that name the inverted ones among the dropped boxes."""
 
@@ -140,13 +141,13 @@ class Packed:
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #26058854
 def _few_corners(boxes: np.ndarray, sizes: np.ndarray) -> list[str]:
-    "Warning if a few boxes look like corners read as x, y, width, height: half or more stick out, as corners none."
+    "Warning if few boxes seem to be corners: as x, y, width, height half or more leave the image, as corners none."
     corners, ends = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1), 1 + 1.02 * sizes[:, ::-1]
     out = int((boxes[:, 2:] > ends).any(1).sum())
     if 2 * out < max(1, len(boxes)) or ((corners[:, 2:] <= corners[:, :2]) | (corners[:, 2:] > ends)).any():
         return []
     return [f"{out} of {len(boxes)} boxes extend beyond their images when read as x, y, width, height, but none when "
-            "read as corners; for corners, choose the box format xyxy"]
+            "read as corners; if they are corners, choose the box format xyxy"]
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #18b97f1b
 def _check_options(image_ids: Any, phrases: Any) -> None:
@@ -164,7 +165,7 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     predictions: a mapping {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids": [n]}}, lists or
     arrays (arrays are fastest); or a pandas frame with the columns image_id, phrase_id, score and x0, y0, x1, y1 (or
     x, y, w, h, or one column box); or a list of dictionaries with image_id, phrase_id, score and bbox (x, y, width,
-    height), other keys ignored; or another of FORMS. Pairs and phrases may be absent. Nothing is changed.
+    height), other keys ignored; or another of FORMS. Pairs and phrases may be absent. The input is not changed.
     image_ids: what an image_id means: "pair" (TRICD's own ids, int or digits), "file" (images, by file name, its stem
     or COCO number; the boxes go to every pair of the image), or {image id, or "IMAGE_SENTENCE": pair id or a list}.
     phrases: what a category id means, for predictions without phrase ids: "id" (a phrase id), 0 or 1 (the phrase's
@@ -173,8 +174,8 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     on_error: for an inverted box, "raise", or "record": the box is left out, counted, and named in `faults`.
     box_format: the order of a box's numbers, see `rows_of`.
     Boxes without area are allowed (some tools write [0, 0, 0, 0] for "nothing found"); they never hit.
-    Errors: ExampleError (a ValueError) that names the record: see `rows_of`; an unknown image or phrase, a pair
-    given twice, no box that belongs to a phrase of the data; ValueError for an invalid option.
+    Errors: ExampleError (a ValueError) that names the record: see `rows_of`; an unknown image or phrase, a pair that
+    occurs twice, no box that belongs to a phrase of the data; ValueError for an invalid option.
     """
     _check_options(image_ids, phrases)
     rows = rows_of(predictions, on_error, box_format)
@@ -188,8 +189,8 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     left_out = {reason: n for reason, n in left_out.items() if n}
     row, pair = row[again], pair[again]
     if len(rows.image) and not len(row):
-        raise ExampleError(f"none of the {len(rows.image)} boxes belongs to a phrase of {data.file or 'the data'}: "
-                           f"{left_out}", remedy="Check `image_ids`, `phrases` and the split")
+        raise ExampleError(f"none of the {len(rows.image)} boxes belongs to a phrase of {data.file or 'the data'}; "
+                           f"dropped: {left_out}", remedy="Check `image_ids`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
     if len(row) < 10 and (box_format or rows.format) == "xywh":  # too few for `box_findings`
@@ -199,7 +200,7 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
 
 # %% ../../nbs/lib/phrase_detection/04_predictions.ipynb #5f0c2a02
 def _place_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarray) -> list[str]:
-    "Warnings if the boxes `at` hit far more of the `chosen` phrases, and not of others, once a mistake is undone."
+    "Warnings if undoing a mistake lets the boxes `at` hit far more of the `chosen` phrases, but not of other phrases."
     phrase, boxes, pairs = packed.phrase[at], packed.boxes[at], data.phrase_pairs
     groups, sizes, number = data.group_codes[pairs[chosen]], data.sizes[packed.pair[at]], np.arange(len(data.phrases))
     ends, first = np.tile(sizes[:, ::-1], 2), np.searchsorted(pairs, pairs)
@@ -237,7 +238,7 @@ def _rank_findings(data: Tricd, packed: Packed, at: np.ndarray, chosen: np.ndarr
     best, worst = (first(score, late) for late in (~hit, hit))
     if len(chosen) >= 10 and (decided := (best & ~worst).mean()) >= 0.05:
         return [f"equal scores decide for {decided:.0%} of the phrases whether the first box hits: recall@1 is between "
-                f"{worst.mean():.3f} and {best.mean():.3f}. Give scores with all their digits"]
+                f"{worst.mean():.3f} and {best.mean():.3f}. Pass scores with all their digits"]
     share = np.bincount(phrase, hit, n)[chosen] / np.bincount(phrase, minlength=n)[chosen]
     undone = {"lower scores taken for the better": lambda: first(-score)}
     return choice_findings(first(score), share, data.group_codes[data.phrase_pairs[chosen]], undone,
@@ -251,15 +252,15 @@ def _score_findings(packed: Packed, at: np.ndarray) -> list[str]:
         several = np.bincount(key) > 1
         whole = np.abs(np.bincount(key, score)[several] - 1) < 1e-3
         if len(whole) >= 10 and whole.mean() >= 0.95 and score.min() >= 0:
-            warnings = [f"the scores of {whole.mean():.0%} of the {what} add up to 1: a softmax over them was taken "
-                        "before, so those of different pairs cannot be compared. Give the scores before it"]
+            warnings = [f"in {whole.mean():.0%} of the {what} the scores add up to 1, as after a softmax, so scores of "
+                        "different pairs cannot be compared. Pass the scores before the softmax"]
             break
     if len(score) > 1 and (np.diff(np.sort(score)) == 0).mean() >= 0.01:
         rows = np.column_stack([packed.phrase[at], score, packed.boxes[at]])
         rows = rows[(rows[:, 4:] > rows[:, 2:4]).all(1)]
         twice = int(pd.DataFrame(rows).duplicated().sum())
         if twice >= max(10, 0.01 * len(at)):
-            warnings.append(f"{twice} of {len(at)} boxes looked at are there again, with the same phrase and score: "
+            warnings.append(f"{twice} of {len(at)} checked boxes are duplicates, with the same phrase and score: "
                             "was a file read twice?")
     return warnings
 
@@ -274,8 +275,8 @@ def prediction_findings(data: Tricd, packed: Packed) -> list[str]:
     warnings = box_findings(packed.boxes[area], data.sizes[pair], pair, most=0.5)
     true, false = (np.isin(np.flatnonzero(data.positive == which), packed.named) for which in (True, False))
     if len(false) >= 10 and not false.any() and true.mean() >= 0.9:
-        warnings.append(f"the predictions name no pair with a false caption, of which there are {len(false)}: was the "
-                        "detector asked about them? Where it found nothing, give empty lists")
+        warnings.append(f"the predictions have no entry for the {len(false)} pairs with a false caption. Run the "
+                        "detector on these too; where it finds nothing, pass empty lists")
     there = np.bincount(packed.phrase[at], minlength=len(data.phrases)) > 0
     phrases = np.flatnonzero(there & data.positive[data.phrase_pairs] & (np.diff(data.truth_starts) > 0))
     if not len(phrases):

@@ -143,7 +143,7 @@ def _read_answer(answer: Any) -> tuple[bool | None, str]:
         return next(((value, name) for name, rule, value in _RULES if rule.match(text)), (None, "unparsable"))
     if isinstance(answer, bool | int | float | np.bool_ | np.number) and answer in (0, 1):
         return bool(answer), "number"
-    raise ValueError(f"answer: expected a text, a truth value, 0 or 1, got {answer!r}; give None for no answer")
+    raise ValueError(f"answer: expected a text, a truth value, 0 or 1, got {answer!r}; pass None for no answer")
 
 # %% ../../nbs/lib/phrase_detection/08_question_texts.ipynb #21c633f4
 def parse_answer(text: Any) -> bool | None:

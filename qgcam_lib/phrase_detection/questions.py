@@ -77,7 +77,7 @@ def _subset(annotation: _Annotation, file: Path) -> str:
     if annotation.source == "winoground":
         return "winoground"
     if kind in ("", "all", "winoground"):
-        raise ExampleError(f"expected coco_type 'object' or 'relation', got {kind!r}", annotation.image_id, file)
+        raise ExampleError(f"coco_type: expected 'object' or 'relation', got {kind!r}", annotation.image_id, file)
     return _SUBSET_OF.get(kind, kind)
 
 # %% ../../nbs/lib/phrase_detection/09_questions.ipynb #762b68ac
@@ -87,8 +87,8 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
     for row in frame.itertuples():
         pair = pairs.get(row.image_id)
         if pair is None:
-            raise ExampleError("the questions have this id, but the grounding file has no pair with it", row.image_id,
-                               path, "Give the grounding file of the same split")
+            raise ExampleError("grounding: expected a pair for each question, but no pair has this id", row.image_id,
+                               path, "Pass the grounding file of the questions' split")
         if (pair.file_name, pair.positive) != (row.file_name, row.answer):
             raise ExampleError(f"the question has the image {row.file_name!r} and the answer {row.answer}, but the pair"
                                f" of this id has {pair.file_name!r} and positive={pair.positive}", row.image_id, path)
@@ -110,7 +110,8 @@ def load_tricd_vqa(path: str | Path, grounding: str | Path | None = None) -> pd.
     path = Path(path)
     questions, truth = tricd_records(path, "image_id", questions=_Question, annotations=_Annotation)
     for id in questions.keys() ^ truth.keys():
-        raise ExampleError(f"has no {'question' if id in truth else 'annotation'}", id, path, "Download it again")
+        has = "an annotation but no question" if id in truth else "a question but no annotation"
+        raise ExampleError(f"this image_id has {has}", id, path, "Download the file again")
     frame = pd.DataFrame(list(questions.values()), columns=["image_id", "question", "question_id", "file_name"])
     frame["answer"] = np.array([truth[id].answer == 1 for id in frame.image_id], dtype=bool)
     frame["subset"] = [_subset(truth[id], path) for id in frame.image_id]
@@ -149,7 +150,7 @@ def answers_by_id(answers: Any) -> dict[str, Any]:
         for number, record in enumerate(answers):
             if not isinstance(record, Mapping) or not {"image_id", "answer"} <= set(record):
                 raise ValueError("answers: expected a mapping from id to answer, or records with 'image_id' and "
-                                 f"'answer', got {str(record)[:80]!r} as number {number}")
+                                 f"'answer', got {str(record)[:80]!r} as record {number}")
             items.append((record["image_id"], record["answer"]))
     out: dict[str, Any] = {}
     for id, answer in items:
@@ -163,13 +164,13 @@ def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.nd
     "The answer to each question as 1, 0 or -1 (unparsable or missing), and whether it is missing."
     by_id, ids = answers_by_id(answers), [str(id) for id in questions["image_id"]]
     if strange := [id for id in by_id if id not in set(ids)]:
-        raise ValueError(f"answers: no question has the id {strange[0]!r} ({len(strange)} such ids); are these the "
-                         "answers to another file?")
+        raise ValueError(f"answers: no question has the id {strange[0]!r} ({len(strange)} such ids); are these "
+                         "answers to the questions of another file?")
     missing = np.array([id not in by_id for id in ids], dtype=bool)
     if on_missing == "error" and missing.any():
         raise ValueError(f"answers: {int(missing.sum())} of {len(ids)} questions have no answer, the first is image_id "
-                         f"{ids[int(missing.argmax())]}. Add them, or pass on_missing='count' to score them as "
-                         "unparsable")
+                         f"{ids[int(missing.argmax())]}. Add answers, or pass on_missing='count' to score missing ones "
+                         "as unparsable")
     values = np.full(len(ids), -1)
     for row, id in enumerate(ids):
         try:
@@ -183,7 +184,7 @@ def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.nd
 def check_questions(questions: pd.DataFrame, columns: Sequence[str]) -> None:
     "ValueError for a frame that lacks one of these columns or has an image_id twice."
     if lost := [name for name in columns if name not in questions]:
-        raise ValueError(f"questions: columns {lost} are missing (load_tricd_vqa gives them); the frame has "
+        raise ValueError(f"questions: columns {lost} are missing (load_tricd_vqa returns them); the frame has "
                          f"{list(questions.columns)}")
     if (twice := questions["image_id"].duplicated()).any():
         raise ValueError(f"questions: expected each image_id once, got {questions['image_id'][twice].iloc[0]} twice")

@@ -40,7 +40,7 @@ def _checked(detections: Any, pair: TricdPair) -> Detections:
     if not isinstance(detections, Detections):
         raise ValueError(f"detector: expected Detections for pair {pair.id}, got {type(detections).__name__}")
     if len(detections) and int(detections.phrases.max()) >= len(pair.phrases):
-        raise ValueError(f"detector: expected phrases 0 to {len(pair.phrases) - 1} for pair {pair.id}, "
+        raise ValueError(f"detector: expected phrase indices 0 to {len(pair.phrases) - 1} for pair {pair.id}, "
                          f"got {int(detections.phrases.max())}")
     return detections
 
@@ -109,7 +109,8 @@ def predictions_for(source: str, data: Tricd, images: str | Path | Sequence[str 
     score on `take_groups(data, limit, seed)`. images: folder or folders of the images; not needed for a file.
     weights, device, model_options: see `load_model`; seed also seeds random weights. run_options: see
     `detect_phrases` (store, on_error, batch_images, max_boxes, progress); for a file only on_error has an effect.
-    Errors: those of `read_predictions` and `detect_phrases`; ValueError for another model, or one without `images`.
+    Errors: those of `read_predictions` and `detect_phrases`; ValueError for a model that is no detector, or without
+    `images`.
     """
     path = file_source(source, "predictions")
     if path is not None:
@@ -198,7 +199,8 @@ def answer_questions(answerer: Answerer, questions: pd.DataFrame, images: str | 
         plain = part["question"].str.strip(" ?.")
         part = part.assign(question=plain.str[0].str.upper() + plain.str[1:] + "?")
     if scores and not hasattr(answerer, "yes_score"):
-        raise ValueError(f"scores: {answerer.card.get('name', 'this answerer')!r} has no yes_score. Leave scores out")
+        name = answerer.card.get("name", "this answerer")
+        raise ValueError(f"scores: expected a model with a yes_score, but {name!r} has none; pass scores=False")
     return ask_pictures(answerer, _asked(part, folders), partial(_ask_all, scores=scores), _columns(part),
                         dataset=_card_of(questions), settings={"style": style, "scores": scores}, limit=limit,
                         seed=seed, **run_options)
@@ -227,7 +229,8 @@ def read_answers(path: str | Path, questions: pd.DataFrame) -> pd.DataFrame:
     except ValueError as error:
         raise ExampleError(str(error), file=path.name) from error
     if strange := [id for id in answers if id not in set(ids)]:
-        raise ExampleError(f"no question has the id {strange[0]!r}", file=path.name, remedy="Is it of the same split?")
+        raise ExampleError(f"answers: no question has the id {strange[0]!r}", file=path.name,
+                           remedy="Are the answers and the questions of the same split?")
     rows = questions.rename(columns={"file_name": "image", "question": "asked"}).assign(
         id=ids, answer=pd.Series([answers.get(id) for id in ids], dtype=object, index=ids.index), yes_score=np.nan,
         error=[None if id in answers else f"{path.name}: no answer" for id in ids])
@@ -243,7 +246,8 @@ def answers_for(source: str, questions: pd.DataFrame, images: str | Path | Seque
     questions: those of the whole split. images: folder or folders of the images; not needed for a file. weights,
     device, model_options: see `load_source`; seed also seeds random weights and the coin. run_options: see
     `answer_questions`; they have no effect for a file.
-    Errors: those of `read_answers` and `answer_questions`; ValueError for another model, or one without `images`.
+    Errors: those of `read_answers` and `answer_questions`; ValueError for a model that is no answerer, or without
+    `images`.
     """
     path = file_source(source, "predictions")
     if path is not None:

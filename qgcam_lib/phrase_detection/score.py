@@ -39,7 +39,7 @@ class Matches:
     any truth box of the phrase; asked, bool [Q]: phrases of true captions that have a truth box; rank, merged_rank,
     group_rank, float64 [Q]: the rank of each phrase's first hit (0 the best box, infinity no hit), NaN for phrases not
     in `asked`, for group_rank also for phrases without a partner on the other image; worst_rank, worst_merged_rank,
-    worst_group_rank: the same with non-hits first at equal scores, for the last with boxes of false captions first;
+    worst_group_rank: the same, but at equal scores non-hits (for worst_group_rank: boxes of false captions) are first;
     empty_pairs bool [P] and empty_phrases bool [Q]: without a box; equal: whether any two boxes have the same score;
     tied: whether two boxes in one ranking have the same score; counts: see `count_input`.
     """
@@ -151,12 +151,12 @@ _PAPER, _MERGED = "Kamath et al. 2023, section 5", "MERGED of Plummer et al. 201
 _NO_TRUTH, _NO_PHRASE = "no truth box in the subset", "no phrase of a true caption with a truth box in the subset"
 _FAMILIES = (
     ("AP", "area under one precision-recall curve over all pairs, mean over IoU .50:.05:.95", _NO_TRUTH, _PAPER),
-    ("AP50", "the same at IoU .50", _NO_TRUTH, _PAPER),
-    ("AP75", "the same at IoU .75", _NO_TRUTH, _PAPER),
+    ("AP50", "AP at IoU .50", _NO_TRUTH, _PAPER),
+    ("AP75", "AP at IoU .75", _NO_TRUTH, _PAPER),
     ("recall@k", "does one of a phrase's k best boxes overlap a truth box by .5", _NO_PHRASE, _PAPER),
-    ("merged_recall@k", "the same with the one box that encloses all truth boxes", _NO_PHRASE, _MERGED),
-    ("upper_bound", "the same with any number of boxes", _NO_PHRASE, _PAPER),
-    ("group_recall@k", "the same with the boxes on the group's other image in the ranking",
+    ("merged_recall@k", "recall@k with the one box that encloses all truth boxes", _NO_PHRASE, _MERGED),
+    ("upper_bound", "recall with all boxes", _NO_PHRASE, _PAPER),
+    ("group_recall@k", "recall@k with the boxes on the group's other image in the ranking",
      f"{_NO_PHRASE} and a partner on the other image", _PAPER),
 )
 DETECTION_SCORES = {name: Metric(name, name, summary, (0, 1), True, undefined, source)
@@ -174,8 +174,8 @@ def detection_contract(name: str) -> Metric:
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #ec03b828
 def _phrase_scores(matches: Matches, metrics: Sequence[str], recall_at: Sequence[int]
                    ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of the metrics that are means over phrases, their value for each phrase, [Q, m], and the value with ties
-    broken for the worst, NaN if no scores tie, and for group recall if `ties` is pessimistic."""
+    """Names of the metrics that are means over phrases, their values for each phrase, [Q, m], and the values with ties
+    broken for the worst: NaN if no scores tie, for group recall also if `ties` is pessimistic."""
     empty = np.zeros((len(matches.data.phrases), 0))
     names, columns, worst = [], [empty], [empty]
     for family in METRICS[1:]:
@@ -238,7 +238,7 @@ def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
         raise ValueError(f"recall_at: expected different whole numbers above 0, got {tuple(recall_at)!r}; recall "
                          "with all boxes is the score upper_bound")
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"metrics: expected some of {METRICS}, got {metrics!r}; set k by recall_at")
+        raise ValueError(f"metrics: expected some of {METRICS}, got {metrics!r}; choose k with recall_at")
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #7c21ff9c
 def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP, *,
@@ -259,11 +259,11 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
 
     data: from `load_tricd`. predictions: {image_id: {"scores": [n], "boxes": [n, 4] xyxy in pixels, "phrase_ids":
     [n]}}, image ids int or str, or a frame, or a COCO-like list (see `pack`); absent pairs and phrases are allowed.
-    The arguments are not changed. recall_at: the k of recall. n_bootstrap: replicates over groups; none by default,
-    only here, because programs call this in loops for the values. ties: see `match_predictions`. metrics: families to
-    compute, of METRICS; ("AP",) is the fastest. options: arguments of `parts`, such as level and seed. n_subsets: parts
-    of 90 % of the groups without replacement, 100 in the paper. subsets: parts to report, None for "all" and every
-    subset. by: "subset", or "contradiction" for the parts named in the annotations (then `subset` is the
+    The arguments are not changed. recall_at: the k of recall. n_bootstrap: replicates over groups; 0 by default (in
+    this function only), because programs call it in loops for the values. ties: see `match_predictions`. metrics:
+    families to compute, of METRICS; ("AP",) is the fastest. options: arguments of `parts`, such as level and seed.
+    n_subsets: parts of 90 % of the groups without replacement, 100 in the paper. subsets: parts to report, None for
+    "all" and every subset. by: "subset", or "contradiction" for the parts named in the annotations (then `subset` is a
     contradiction). interval: "cluster" for `intervals.cluster_interval`, with the bootstrap's variance for a score that
     is no mean, or "percentile".
     Returns one row per subset ("all", "coco_obj", "coco_rel", "winoground") and metric: subset and the columns of
@@ -283,6 +283,6 @@ def evaluate(data: Tricd, predictions: Any, recall_at: Sequence[int] = (1, 5), n
     changes the predictions between scores and refuses phrases without boxes; our IoU is float64, not float32. Merged
     boxes are the MERGED protocol of phrase grounding on Flickr30k Entities (Plummer et al. 2015; MDETR reports both).
     """
-    with enough_memory("predictions: not enough memory to score them: give fewer boxes or replicates"):
+    with enough_memory("predictions: not enough memory to score them; pass fewer boxes or a smaller n_bootstrap"):
         matches = match_predictions(data, predictions, ties=ties)
         return summarize_matches(matches, recall_at, n_bootstrap, metrics=metrics, **options)

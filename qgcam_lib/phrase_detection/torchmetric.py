@@ -63,7 +63,7 @@ def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
         raise ValueError(f"target: expected boxes x0, y0, x1, y1 with x0 < x1 and y0 < y1 in element {n}, got "
                          f"{boxes.tolist()}")
     if (subset := lists.get("subset", SUBSETS[0])) not in SUBSETS:
-        raise ValueError(f"target: expected a subset of {SUBSETS}, got {subset!r} in element {n}")
+        raise ValueError(f"target: expected subset to be one of {SUBSETS}, got {subset!r} in element {n}")
     spans = lists.get("spans") or [[[k, k + 1]] for k in range(len(phrases))]
     return {"id": int(lists["image_id"]), "phrases": phrases, "labels": labels, "boxes": boxes.tolist(), "spans": spans,
             "positive": bool(lists.get("positive", len(boxes) > 0)), "subset": subset,

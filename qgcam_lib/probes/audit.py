@@ -192,7 +192,7 @@ def two_aps(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
 # %% ../../nbs/lib/probes/06_audit.ipynb #2586b2a7
 def softmax_twice(groups: Sequence[ContextGroup], scores: Frames) -> pd.DataFrame:
     """Change of confidence from reference to edited with one softmax and with two: model, once, twice, share (twice
-    over once), n."""
+    / once), n."""
     rows = []
     for model, table in scores.items():
         values, present, compared = rankings(groups, ScoreTable(table), "undefined")

@@ -256,8 +256,8 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
     for name in dict.fromkeys(name for group in groups for name in shown(group)):
         digits = re.findall(r"\d+", Path(name).stem)
         if not digits or numbers.setdefault(int(digits[-1]), name) != name:
-            raise ValueError("image_ids: 'number' needs a number in each picture's name that no other picture has; the "
-                             f"name {name!r} has none. Give the pictures by name in the table")
+            raise ValueError("image_ids: 'number' needs a unique number in each picture's name, got "
+                             f"{name!r}. Use the pictures' names in the table")
     ids = pd.to_numeric(scores["image"], errors="coerce")
     return scores.assign(image=[numbers.get(number, name) for number, name in zip(ids, scores["image"])])
 
@@ -282,12 +282,13 @@ def score_files(scores: str | Path | pd.DataFrame, groups: str | Path | Sequence
     frame = scores if isinstance(scores, pd.DataFrame) else read_table(scores, optional=texts)
     if groups is None:
         if {"image", "prompt"} <= set(frame):
-            raise ValueError("groups: expected the file of the groups that these scores belong to, got none")
+            raise ValueError("groups: expected the file of the groups that were scored, got None")
         return _pair_rows(frame, kind, **options)
     groups = read_groups(groups, form) if isinstance(groups, str | Path) else groups
     try:
         return _group_rows(_named(frame, groups, image_ids), groups, kind, by_class, options)
     except ExampleError as error:
         numbers = image_ids == "name" and "image" in frame and frame["image"].astype(str).str.isdecimal().all()
-        remedy = error.remedy + (". If the table gives pictures by number, pass image_ids='number'" if numbers else "")
+        remedy = error.remedy + (
+            ". If the table has numbers instead of names, pass image_ids='number'" if numbers else "")
         raise ExampleError(error.problem, error.example, frame.attrs.get("file", error.file), remedy) from error

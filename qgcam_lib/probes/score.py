@@ -137,7 +137,7 @@ def _as_classes(scores: Any, present: Any, queried: Any) -> tuple[np.ndarray, np
             raise ValueError(f"{name}: expected bool values of shape {values.shape}, as the scores, got "
                              f"{mask.dtype} of shape {mask.shape}")
     present, queried = present.astype(bool), queried.astype(bool)
-    for wrong, text in ((present & ~queried, "present: expected only classes that `queried` has, got another one"),
+    for wrong, text in ((present & ~queried, "present: expected only queried classes, got a class not in `queried`"),
                         (queried & ~np.isfinite(values), "scores: expected a finite score for each queried class, "
                                                          "got NaN or infinity")):
         if wrong.any():
@@ -218,8 +218,8 @@ _EQ, _CODE = "conceptual probes, ", "the published code"
 _CHOICE = [Metric(name, symbol, what, (0, most), better, "a score is missing", source, chance)
            for name, symbol, what, most, better, source, chance in (
     ("confidence", "$conf$", "softmax over the two prompts, at the right one", 1, True, _EQ + "equations 1 and 2", 0.5),
-    ("correct", "$acc$", "has the right prompt the higher score", 1, True, _EQ + "equation 5", 0.5),
-    ("tie", "ties", "have both prompts the same score (then it is wrong)", 1, False, "ours", None),
+    ("correct", "$acc$", "does the right prompt have the higher score", 1, True, _EQ + "equation 5", 0.5),
+    ("tie", "ties", "do both prompts have the same score (the choice is then wrong)", 1, False, "ours", None),
     ("text_score", "text", "each image of the pair prefers its prompt", 1, True, _EQ + "equation 9", 1 / 4),
     ("image_score", "image", "each prompt of the pair prefers its image", 1, True, _EQ + "equation 13", 1 / 4),
     ("group_score", "group", "text and image", 1, True, _EQ + "equation 17", 1 / 6),
@@ -231,7 +231,7 @@ _PICTURES = [Metric(f"{name}_{p}", f"${symbol}_{{{p}}}$", f"{what}, {p}", (0, 1)
              for p in ("reference", "patch", "edited") for name, symbol, what, source in (
     ("ap", "AP", "average precision of the present classes", _EQ + "section 3.2"),
     ("confidence", "conf", "mean softmax of the present classes", _CODE),
-    ("first", "acc", "is the first class a present one", _CODE))]
+    ("first", "acc", "is the class with the highest score present", _CODE))]
 _CHANGES = [Metric(f"{name}_{a}_{b}", f"${symbol}_{{{a} - {b}}}$", f"{what} from {a} to {b}", ends, None,
                    f"{_NONE}, or {zero} of {a} is 0" if zero else _NONE, source)
             for a, b in STEPS for name, symbol, what, ends, zero, source in (
@@ -282,7 +282,7 @@ def look_up(table: ScoreTable, ids: Sequence[str], images: Sequence[str], prompt
     if missing == "raise" and (lost := np.isnan(scores)).any():
         k = int(np.flatnonzero(lost)[0])
         pictures = table.scores.index.levels[0]
-        place = "" if images[k] in pictures else f"; the table names its pictures {list(pictures[:2])}"
+        place = "" if images[k] in pictures else f"; the table has pictures such as {list(pictures[:2])}"
         raise ExampleError(f"the score of picture {images[k]!r} with prompt {prompts[k]!r} is missing ({lost.sum()} of "
                            f"{len(scores)} scores are missing){place}", str(ids[k]), "scores",
                            "Complete the table, or pass missing='undefined' to count such groups as undefined")

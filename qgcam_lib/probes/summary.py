@@ -63,8 +63,8 @@ def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
     elif "category" in frame:
         category = frame["category"]
     else:
-        raise ValueError("by: for category, expected a column class (of score_classes), composition (of pairs) or "
-                         f"category, got {list(frame.columns)}")
+        raise ValueError("by: 'category' needs a column class (of score_classes), composition (of pairs) or category, "
+                         f"got the columns {list(frame.columns)}")
     return frame.assign(category=category.where(category != "", NO_CATEGORY))
 
 # %% ../../nbs/lib/probes/04_summary.ipynb #ed002769

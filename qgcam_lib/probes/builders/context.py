@@ -82,7 +82,7 @@ def _same_folder(plan: _Plan, instances: Path) -> None:
     odd = [name for name in now if then.get(name) != now[name] and (name != "scenes" or then[name] and now[name])]
     if odd:
         raise StoreError(f"{plan.out}: expected pictures made with {odd[0]}={now[odd[0]]!r}, but they were "
-                         f"made with {odd[0]}={then.get(odd[0])!r}. Give another folder, or delete this one")
+                         f"made with {odd[0]}={then.get(odd[0])!r}. Pass another folder, or delete this one")
     write_json(note, {**now, "scenes": now["scenes"] or then["scenes"]}, indent=1)
 
 # %% ../../../nbs/lib/probes/builders/04_context.ipynb #4cef9f7c
