@@ -49,7 +49,7 @@ def _checksums(cache: str | Path | None) -> Iterator[dict[str, str]]:
             table.executemany("INSERT OR REPLACE INTO checksums VALUES (?, ?)", new)
             table.commit()
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{cache}: the cache of checksums cannot be used ({error}). Delete it") from error
+        raise StoreError(f"{cache}: the cache of checksums cannot be used ({error}). Delete this file") from error
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #3a4a686a
 _TICK_NS = 2_000_000_000
