@@ -34,7 +34,7 @@ from ..storage.closure import Open
 class Layout:
     """The layout of a data set's folder. parts: glob patterns that must all match; open: folder, split, options -> data
     set; splits: folder -> the existing splits, which `verify_dataset` checks; door: the call that opens a data set
-    without grounding examples, "" for one that `load_dataset` opens."""
+    without grounding examples, "" if `load_dataset` opens the data set."""
 
     parts: tuple[str, ...]
     open: Callable[..., Dataset]
@@ -196,7 +196,7 @@ def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
                   data_root: Path | None = None) -> dict[str, Path]:
     """Every file that a split reads, annotations and images, by its path in the data set's folder.
 
-    name_or_path, split: as in `load_dataset`; data sets without grounding examples are also accepted. data_root: instead
+    name_or_path, split: as in `load_dataset`; data sets without grounding examples are accepted too. data_root: instead
     of `settings.data_root`. Errors: ExampleError for a missing folder, an unknown layout or split.
     """
     folder, layout = _recognised(name_or_path, split, data_root)

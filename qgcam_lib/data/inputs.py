@@ -22,9 +22,9 @@ from ..storage.fingerprints import Input, NamedInput, RunContext
 class _DataInput(NamedInput):
     """A text that names data. The name of a miniworld data set yields its recipe, any other text the inputs of `others`.
 
-    kind: the word in the record; usual: the data set for "" ("" for none); parted: whether the parameter `split`
-    selects a part; part: the parameter that names a split of the miniworld, "" if all splits are read or
-    the parameter's type lists them."""
+    kind: its type in the run's record; usual: the data set that "" stands for, if any; parted: whether the parameter
+    `split` selects a part; part: the parameter that names a split of the miniworld, "" if all splits are read or the
+    parameter's type lists them."""
 
     kind, usual, parted, part = "data set", "", False, ""
 

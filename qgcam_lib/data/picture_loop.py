@@ -298,16 +298,15 @@ def ask_pictures(model: Any, asked: Sequence[Query] | Sequence[PictureRecords],
     """Query a model image by image, and store its answers.
 
     model: has a `card`. asked: the queries in the data's order, or grouped by image (see `by_picture`). ask: (model,
-    images, questions) -> one mapping of values per question, with a raw map under "map"; images and questions are
-    lists of equal length. columns:
-    dtype of every value ("object" for lists and for texts that may be missing). dataset: name, fingerprint, and other
-    values to report. settings: the task's options that values depend on. loader: the object that read the queries, if
-    its code affects them. store, maps: folders or stores of rows and maps, from which an earlier run is resumed.
-    on_error: "raise", or "record" for a row with the error's text. batch_images: images per batch, None for the model's
-    `batch_size`, or the setting if the model has none. limit, seed: how the queries were sampled, for the report. whole: every shard answers
-    all queries, because later ones depend on the answers. prepare: applied to an opened image in the threads that open
-    the next batch. finish: (answers, questions) -> values, if `ask` returns answers that need further computation; it
-    runs in the writing thread, beside the model.
+    images, questions), lists of equal length -> one mapping of values per question, with a raw map under "map".
+    columns: dtype of every value ("object" for lists and for texts that may be missing). dataset: name, fingerprint,
+    and other values to report. settings: the task's options that values depend on. loader: the object that read the
+    queries, if its code affects them. store, maps: folders or stores of rows and maps, from which an earlier run is
+    resumed. on_error: "raise", or "record" for a row with the error's text. batch_images: images per batch; None for
+    the model's `batch_size`, or the setting if the model has none. limit, seed: how the queries were sampled, for the
+    report. whole: every shard answers all queries, because later ones depend on the answers. prepare: applied to an
+    opened image in the threads that open the next batch. finish: (answers, questions) -> values, if `ask` returns
+    answers that need further computation; it runs in the writing thread, beside the model.
 
     Returns one row per query: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} per failed row).

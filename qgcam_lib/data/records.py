@@ -167,7 +167,7 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
     path = Path(path)
     again = "Download the file again"
     if not path.is_file():
-        raise ExampleError("the picture is missing", example, path, "Add this file, or pass the folder that contains it")
+        raise ExampleError("the picture is missing", example, path, "Add the file, or pass the folder that contains it")
     try:
         picture = _decode(path)
     except UnidentifiedImageError as error:

@@ -139,7 +139,7 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
     try:
         is_zip = zipfile.is_zipfile(archive)
         if not is_zip and not hasattr(tarfile, "data_filter"):
-            raise SourceError("this Python unpacks tar archives unchecked; use 3.11.4 or newer, or unpack it manually")
+            raise SourceError("this Python unpacks tar archives unchecked; use Python 3.11.4 or newer")
         with (zipfile.ZipFile if is_zip else tarfile.open)(archive) as opened:
             for name in opened.namelist() if is_zip else ():
                 if not (folder / name).resolve().is_relative_to(folder.resolve()):

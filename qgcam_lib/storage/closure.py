@@ -163,7 +163,7 @@ def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None
     for root in roots:
         root = root.func if isinstance(root, partial) else root
         if isinstance(root, str) and len(list(_files_of(root, package))) <= root.count("."):
-            raise ValueError(f"roots: expected a module of {package.name}, got {root!r}, which it does not have.")
+            raise ValueError(f"roots: expected a module of {package.name}, got {root!r}, which does not exist.")
         classes = (root if isinstance(root, type) else type(root)).__mro__
         own = getattr(root, "__module__", None) or ""
         names |= {root} if isinstance(root, str) else {own, *(c.__module__ for c in classes)}

@@ -204,10 +204,10 @@ class Generated:
 class Input:
     """One input of a run.
 
-    group: its list in the record, "data" or "weights", or "code" for an input in no list; kind: its type, in one or two
-    words; path: its name in the record; content: its files by name, the path of a file or folder, or the recipe for
-    generated data. code: library modules that the input runs, by dotted name. fetch: function that fetches weights
-    missing on this machine.
+    group: the list of the run's record that contains it, "data" or "weights"; "code" for an input in no list. kind: its
+    type, in one or two words. path: its name in the record. content: its files by name, the path of a file or folder,
+    or the recipe for generated data. code: library modules that the input runs, by dotted name. fetch: function that
+    fetches weights missing on this machine.
     """
 
     group: str

@@ -122,7 +122,7 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
         return recipe.folder
     folder = data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
-        state = "there is no such folder" if not folder.is_dir() else "neither the folder nor its subfolders contain TRICD_grounding_*.json"
+        state = "contains no TRICD_grounding_*.json at any depth" if folder.is_dir() else "there is no such folder"
         raise ExampleError(state, file=folder, remedy="Pass a folder with TRICD's files, or '' for the miniworld")
     return folder
 
