@@ -418,7 +418,7 @@ def test_a_folder_without_tricd(tmp_path, name, match):
 
 
 def test_a_missing_split_names_those_there(root):
-    with pytest.raises(ExampleError, match=r"there are \['test', 'val'\]"):
+    with pytest.raises(ExampleError, match=r"expected one of \['test', 'val'\]"):
         tricd_files(root, "train")
 
 

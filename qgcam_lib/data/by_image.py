@@ -64,7 +64,7 @@ def fitted(boxes, size: tuple[int, int]) -> tuple[np.ndarray, int]:
 
 # %% ../../nbs/lib/data/02_by_image.ipynb #01c29140
 def picture_path(name: str, folders: list[Path]) -> Path:
-    """The image's path in the first of `folders` that contains it; its expected path if none does.
+    """The image's path in the first of `folders` that contains it; if none does, its path in the first folder.
 
     Raises ValueError for a name that is not a plain file name. folders: at least one.
     """
@@ -102,9 +102,10 @@ class ByImage:
     """The format-independent part of a loader; see `records.Dataset` for the methods.
 
     A loader sets root, name, split, options (with "on_error"), layout, licence, expected (None, or the number of
-    examples of the complete official split) and defines `_ids`, the image ids in order, `_read(image_id) -> ImageRead`,
-    `_image_of(example_id)` (None for an unknown one) and `_files()`, the annotation files that determine the examples.
-    `_read` never raises for invalid content, but records a problem.
+    examples of the complete official split) and `_ids` (the image ids in order). It defines three methods:
+    `_read(image_id)` returns an ImageRead, and records invalid content as a problem instead of raising;
+    `_image_of(example_id)` returns the image id, None for an unknown example;
+    `_files()` returns the annotation files that determine the examples.
     """
 
     layout = ""

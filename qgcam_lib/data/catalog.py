@@ -34,7 +34,7 @@ from ..storage.closure import Open
 class Layout:
     """The layout of a data set's folder. parts: glob patterns that must all match; open: folder, split, options -> data
     set; splits: folder -> the existing splits, which `verify_dataset` checks; door: the call that opens a data set
-    without grounding examples, "" for one that `load_dataset` opens."""
+    without grounding examples, "" if `load_dataset` opens the data set."""
 
     parts: tuple[str, ...]
     open: Callable[..., Dataset]
@@ -114,12 +114,12 @@ def _not_recognised(folder: Path, name: str = "") -> ExampleError:
                             remedy=f"{near}`qgcam data list` lists the names and the known layouts")
     entries = ", ".join(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())[:12]) or "nothing"
     nearer = [child.name for child in folder.iterdir() if child.is_dir() and recognise(child)]
-    hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "See the loader's page for the layout"
+    hint = f"Did you mean its folder {nearer[0]!r}?" if nearer else "Each loader's documentation describes its layout"
     return ExampleError(f"no known layout: expected one of ({expected}), found {entries}", file=folder, remedy=hint)
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #d09b0747
 def dataset_folder(name_or_path: str | Path, split: str | None = None, data_root: Path | None = None) -> Path:
-    """The folder of a data set by its name in `NAMES`, or the path itself. Missing data of the miniworld are drawn."""
+    """The folder of a data set by its name in `NAMES`, or the path itself. Missing miniworld data are generated."""
     name = str(name_or_path) if str(name_or_path) else "miniworld"
     if name not in NAMES or name != "miniworld" and Path(name).is_dir():
         return Path(name_or_path).expanduser()
@@ -141,7 +141,7 @@ def _recognised(name_or_path: str | Path, split: str | None, data_root: Path | N
 def load_dataset(name_or_path: str | Path = "", split: str = "test", **options) -> Dataset:
     """The data set with this name or in this folder.
 
-    name_or_path: "" or "miniworld", another of `NAMES` (missing data of the miniworld are drawn, in
+    name_or_path: "" or "miniworld", another of `NAMES` (missing miniworld data are generated in
     `settings.data_root`), or a folder in one of `LAYOUTS`. split: "test", "val", "train" for Flickr30k Entities and
     RefCOCOg; also "testA", "testB" for RefCOCO and RefCOCO+; "triplets", "subjects", "objects" for SpatialSense.
     options: arguments of the loader, such as boxes="union" (see `Flickr30kEntities`, `Refer`, `SpatialSense`). Raises
@@ -169,9 +169,9 @@ def captions_file(name_or_path: str | Path, *, data_root: Path | None = None) ->
 
 # %% ../../nbs/lib/data/07_catalog.ipynb #3a1521cb
 def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = None) -> list[Path]:
-    """The published files of Ref-Adv, labelled ones first: the given file, or those in a folder or under a name.
+    """The published files of Ref-Adv: the file itself, or those in a folder or of a data set, labelled ones first.
 
-    name_or_path: "" is "miniworld-ref-adv", which is drawn if missing. Parts such as
+    name_or_path: "" is "miniworld-ref-adv", which is generated if missing. Parts such as
     `adv_easy_hard_annotations.part1.json` are included. Errors: ExampleError if there is no file.
     """
     path = Path(name_or_path).expanduser()
@@ -181,7 +181,7 @@ def expression_files(name_or_path: str | Path = "", *, data_root: Path | None = 
     files = [file for name in (LABELLED_FILE, RAW_FILE) for file in sorted(folder.glob(f"{Path(name).stem}*.json"))]
     if not files:
         raise ExampleError("this folder contains no file of Ref-Adv", file=folder,
-                           remedy=f"Give {LABELLED_FILE}, {RAW_FILE}, or a folder that contains one of them. "
+                           remedy=f"Pass {LABELLED_FILE}, {RAW_FILE}, or a folder that contains one of them. "
                                   "Download them with `qgcam data fetch ref-adv`")
     return files
 
@@ -196,8 +196,8 @@ def dataset_files(name_or_path: str | Path = "", split: str = "test", *,
                   data_root: Path | None = None) -> dict[str, Path]:
     """Every file that a split reads, annotations and images, by its path in the data set's folder.
 
-    name_or_path, split: as in `load_dataset`, and the folder or name of TRICD; missing data of the miniworld are drawn.
-    data_root: instead of `settings.data_root`. Errors: as in `load_dataset`.
+    name_or_path, split: as in `load_dataset`; data sets without grounding examples are accepted too. data_root: instead
+    of `settings.data_root`. Errors: ExampleError for a missing folder, an unknown layout or split.
     """
     folder, layout = _recognised(name_or_path, split, data_root)
     dataset = LAYOUTS[layout].open(folder, split, on_error="record")

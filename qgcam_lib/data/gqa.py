@@ -30,7 +30,7 @@ class Operation:
 # %% ../../nbs/lib/data/10_gqa.ipynb #89734a8c
 @dataclass(frozen=True)
 class Question:
-    """A question of GQA. id, image: as texts; `image` is the file name of the image without suffix.
+    """A question of GQA. id; image: file name of the image without suffix.
 
     answer: short answer; "" if the file has none, as in the test and challenge splits, which have no types either.
     structural, semantic, detailed: its types; program: its operations in order.
@@ -93,7 +93,7 @@ def _question_files(root: str | Path, split: str, balanced: bool = True) -> list
             return sorted(parts, key=lambda path: int(path.stem.rpartition("_")[2]))
     inside = ", ".join(sorted(p.name for p in Path(root).iterdir())[:12]) if Path(root).is_dir() else "no such folder"
     raise ExampleError(f"expected {name}.json or a folder {name}, found {inside or 'nothing'}", file=root,
-                       remedy="Give the folder of GQA's questions; `qgcam_lib.miniworld.ensure_gqa` makes a small one")
+                       remedy="Pass the folder of GQA's questions; `qgcam_lib.miniworld.ensure_gqa` makes a small one")
 
 # %% ../../nbs/lib/data/10_gqa.ipynb #11261cb0
 class Gqa:

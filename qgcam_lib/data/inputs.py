@@ -22,9 +22,9 @@ from ..storage.fingerprints import Input, NamedInput, RunContext
 class _DataInput(NamedInput):
     """A text that names data. The name of a miniworld data set yields its recipe, any other text the inputs of `others`.
 
-    kind: the word in the record; usual: the data set for "" ("" for none); parted: whether the parameter `split`
-    selects a part; part: the parameter that names a split of the miniworld, "" if all is read or its type lists the
-    splits."""
+    kind: its type in the run's record; usual: the data set that "" stands for, if any; parted: whether the parameter
+    `split` selects a part; part: the parameter that names a split of the miniworld, "" if all splits are read or the
+    parameter's type lists them."""
 
     kind, usual, parted, part = "data set", "", False, ""
 
@@ -37,10 +37,10 @@ class _DataInput(NamedInput):
                 value, allowed = reading.parameters.get(cls.part), WRITERS[name].get(f"{cls.part}s")
                 if cls.part == "split" and allowed is None:
                     others = [one for one, about in WRITERS.items() if "splits" in about]
-                    raise ParameterError(f"{name} has no grounding examples. Give a folder or one of "
+                    raise ParameterError(f"{name} has no grounding examples. Pass a folder or one of "
                                          f"{', '.join(others)}.")
                 if value is not None and allowed and value not in allowed:
-                    raise ParameterError(f"{name} has no {cls.part} {value!r}. As {cls.part}, give one of "
+                    raise ParameterError(f"{name} has no {cls.part} {value!r}. As {cls.part}, pass one of "
                                          f"{', '.join(allowed)}.")
                 yield Input("data", cls.kind, label, recipe)
             else:

@@ -36,9 +36,10 @@ from ..storage.rows import MapStore, RecordStore, place_of, shown
 
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #26c6b435
 def draw(sizes: Sequence[int], limit: int | None = None, seed: int = 0) -> dict[int, int]:
-    """The number of records to take from each group of these sizes: {position: number}, positions ascending.
+    """Draw records by group. Returns {position of a drawn group: number of its records to take}, positions ascending.
 
-    Whole groups are drawn without replacement until there are `limit` records (None or 0: all); the last group is cut.
+    sizes: number of records in each group. Whole groups are drawn without replacement until there are `limit` records
+    (None or 0: all); surplus records of the last group are dropped.
     The draw depends only on the sizes, the limit and the seed. Errors: ValueError for a negative limit.
     """
     if (limit or 0) < 0:
@@ -61,8 +62,8 @@ def choose_groups(names: Iterable[str], limit: int | None = None, seed: int = 0)
 class Query:
     """One question about one image. id: unique text. group: unit of clustering. image: the image's name in the rows.
 
-    path: the image file. size: its required (height, width), None for any. what: the question. known: columns that do
-    not need the model. fault: the error of a query that cannot be answered, else None.
+    path: the image file. size: its required (height, width), None for any. what: the question. known: values of
+    columns that do not depend on the model. fault: the error of a query that cannot be answered, else None.
     """
 
     id: str
@@ -100,7 +101,7 @@ class PictureRecords:
 # %% ../../nbs/lib/data/03_picture_loop.ipynb #8cc83a7c
 def by_picture(records: Sequence[Query], read: Callable[[], list[Query]] | None = None) -> list[PictureRecords]:
     """The queries grouped by image, in the order of first occurrence. read: function that reads the queries again, so
-    that they need not stay in memory; None keeps them."""
+    that they need not stay in memory; None keeps the queries in memory."""
     groups: dict[tuple, list[Query]] = {}
     for item in records:
         groups.setdefault((item.path or item.id, item.size), []).append(item)
@@ -177,7 +178,7 @@ class ResumeStore:
         now = file_length(picture.path) if answered else None
         for id, size in answered.items():
             if size != now:
-                state = "is now missing" if now < 0 else f"now has {now}"
+                state = "is now missing" if now < 0 else f"now has {now} bytes"
                 raise StoreError(f"{place_of(self.store.folder)}: row {shown(id)} was computed when "
                                  f"{picture.path.name[-60:]} had {size} bytes; this file {state}. "
                                  "Restore the file, or use another store folder")
@@ -297,15 +298,15 @@ def ask_pictures(model: Any, asked: Sequence[Query] | Sequence[PictureRecords],
     """Query a model image by image, and store its answers.
 
     model: has a `card`. asked: the queries in the data's order, or grouped by image (see `by_picture`). ask: (model,
-    images, questions), lists of equal length -> one mapping of values per question, a raw map under "map". columns:
-    dtype of every value ("object" for lists and for texts that may be missing). dataset: name, fingerprint, and other
-    values to report. settings: the task's options that values depend on. loader: the object that read the queries, if
-    its code affects them. store, maps: folders or stores of rows and maps, from which an earlier run is resumed.
-    on_error: "raise", or "record" for a row with the error's text. batch_images: images per batch, None for the model's
-    `batch_size`, else the setting. limit, seed: how the queries were sampled, for the report. whole: every shard answers
-    all queries, because later ones depend on the answers. prepare: applied to an opened image in the threads that open
-    the next batch. finish: (answers, questions) -> values, if `ask` returns answers that need further computation; it
-    runs in the writing thread, beside the model.
+    images, questions), lists of equal length -> one mapping of values per question, with a raw map under "map".
+    columns: dtype of every value ("object" for lists and for texts that may be missing). dataset: name, fingerprint,
+    and other values to report. settings: the task's options that values depend on. loader: the object that read the
+    queries, if its code affects them. store, maps: folders or stores of rows and maps, from which an earlier run is
+    resumed. on_error: "raise", or "record" for a row with the error's text. batch_images: images per batch; None for
+    the model's `batch_size`, or the setting if the model has none. limit, seed: how the queries were sampled, for the
+    report. whole: every shard answers all queries, because later ones depend on the answers. prepare: applied to an
+    opened image in the threads that open the next batch. finish: (answers, questions) -> values, if `ask` returns
+    answers that need further computation; it runs in the writing thread, beside the model.
 
     Returns one row per query: id, group, image, the columns, error (None or a text). `attrs`: model, dataset, settings,
     limit, seed, seconds, problems (one {"id", "image", "error"} per failed row).

@@ -67,12 +67,12 @@ def checked_boxes(boxes, size: tuple[int, int], example: str = "", file: str | P
     if outside.any():
         box = array[outside][0].tolist()
         raise ExampleError(f"boxes: expected boxes inside the picture of height {height} x width {width}, got {box}",
-                           example, file, "Is `size` (height, width)? Use clip_boxes for boxes that extend beyond the image")
+                           example, file, "Check that `size` is (height, width), and clip the boxes with `clip_boxes`")
     return array
 
 # %% ../../nbs/lib/data/01_records.ipynb #db23de57
 def box_share(boxes: np.ndarray, size: tuple[int, int]) -> float:
-    """Fraction of the image's area covered by the union of its boxes, 0..1; 0 without boxes.
+    """Fraction of the image's area that the union of the boxes covers, 0..1; 0 without boxes.
 
     Exact for float boxes: the image is divided along every box edge, and the areas of the covered cells are summed.
     """
@@ -167,7 +167,7 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
     path = Path(path)
     again = "Download the file again"
     if not path.is_file():
-        raise ExampleError("the picture is missing", example, path, "Put it there, or pass the folder that contains it")
+        raise ExampleError("the picture is missing", example, path, "Add the file, or pass the folder that contains it")
     try:
         picture = _decode(path)
     except UnidentifiedImageError as error:
@@ -178,7 +178,7 @@ def open_image(path: str | Path, size: tuple[int, int] | None = None, example: s
         raise ExampleError(f"the picture cannot be decoded whole: {error!s:.200}", example, path, again) from error
     if size is not None and picture.size != (size[1], size[0]):
         problem = f"the picture is {picture.width} x {picture.height} pixels, the annotation says {size[1]} x {size[0]}"
-        raise ExampleError(problem, example, path, "Use the original picture: a resized copy does not fit its boxes")
+        raise ExampleError(problem, example, path, "Use the original picture: the boxes do not fit a resized copy")
     picture.filename = str(path)  # as for an image just opened by PIL; the key of stored features
     return picture
 

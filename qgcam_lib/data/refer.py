@@ -70,7 +70,7 @@ def _slim(record: dict) -> dict:
 # %% ../../nbs/lib/data/05_refer.ipynb #ca33ffaa
 @lru_cache(maxsize=3)
 def _read_instances(path: Path, stamp: tuple) -> _Instances:
-    return checked(_Instances, json_of(path, each=_slim), file=path, remedy="Is it COCO's instances file?")
+    return checked(_Instances, json_of(path, each=_slim), file=path, remedy="Check that this is COCO's instances.json")
 
 # %% ../../nbs/lib/data/05_refer.ipynb #cef04296
 @dataclass
@@ -93,7 +93,7 @@ class _Sentence:
 
 @lru_cache(maxsize=3)
 def _read_refs(path: Path, stamp: tuple) -> list[Ref]:
-    return checked(list[Ref], read_plain_pickle(path), file=path, remedy="Is it a refs file of the REFER layout?")
+    return checked(list[Ref], read_plain_pickle(path), file=path, remedy="Check that this is a refs(*).p file")
 
 # %% ../../nbs/lib/data/05_refer.ipynb #27593a6d
 REFER_COUNTS = {
@@ -114,7 +114,7 @@ def refs_files(folder: str | Path) -> dict[str, Path]:
 
 # %% ../../nbs/lib/data/05_refer.ipynb #e3000e6d
 def in_split(label: str, split: str) -> bool:
-    """Whether an object with the label `label` in its record belongs to `split`: train, val, testA, test, all, ..."""
+    """Whether an object whose record has the label `label` belongs to `split`: train, val, testA, test, all, ..."""
     if re.fullmatch("test[A-Z]?", split):
         return label.startswith("test") and split[4:] in label[4:]
     return split in ("all", label)
@@ -149,7 +149,7 @@ class _Place:
         problem = f"expected {self.name}/refs(*).p and {self.name}/instances.json, found {inside}"
         return ExampleError(problem, file=self.root,
                             remedy="Pass as root the folder that contains refcoco/, refcoco+/ or refcocog/, and one of "
-                                   "these as name")
+                                   "these folders' names as name")
 
 # %% ../../nbs/lib/data/05_refer.ipynb #b6398239
 OPTIONS = {"text": ("sent", "raw"), "on_error": ("raise", "record"), "boxes": ("list", "union")}

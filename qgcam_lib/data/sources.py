@@ -139,7 +139,7 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
     try:
         is_zip = zipfile.is_zipfile(archive)
         if not is_zip and not hasattr(tarfile, "data_filter"):
-            raise SourceError("this Python unpacks tar archives unchecked; use 3.11.4 or newer, or unpack it manually")
+            raise SourceError("this Python unpacks tar archives unchecked; use Python 3.11.4 or newer")
         with (zipfile.ZipFile if is_zip else tarfile.open)(archive) as opened:
             for name in opened.namelist() if is_zip else ():
                 if not (folder / name).resolve().is_relative_to(folder.resolve()):
@@ -189,8 +189,8 @@ def _record(source: DataSource, file: Path, data_root: Path) -> None:
     if not (source.sha256 or source.md5) and before.get("sha256", digest) != digest:
         file.unlink()
         raise SourceError(f"{source.name}: the downloaded file differs from that of {before['fetched']} (sha256 "
-                          f"{before['sha256']}) and was deleted. To accept it, delete {source.name!r} in "
-                          "raw/fetched.json and fetch it again")
+                          f"{before['sha256']}) and was deleted. To accept the new file, delete the entry "
+                          f"{source.name!r} in raw/fetched.json and fetch the source again")
     entries[source.name] = {"address": source.address, "file": file.name, "bytes": file.stat().st_size,
                             "sha256": digest, "fetched": datetime.now(UTC).date().isoformat()}
     write_json(data_root / "raw" / "fetched.json", dict(sorted(entries.items())))
@@ -201,8 +201,8 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
     """Download a source to the path that its loader reads; returns this path.
 
     name: an entry of `sources` (None: data/sources.toml). data_root: None uses the setting. keep: keep the archive in
-    raw/downloads after unpacking it. confirm: True accepts any size that the server states; or a function that decides
-    (a text with the size, if the server states it -> bool). An existing file or non-empty folder is left unchanged. The
+    raw/downloads after unpacking it. confirm: True accepts any size; or a function (question that shows the size, if
+    the server states it -> whether to download). An existing file or non-empty folder is left unchanged. The
     file is compared with the stated checksum, or else with that of an earlier download. Raises SourceError for an
     unknown name, a source that has to be downloaded manually (see `manual_steps`), a size that was not confirmed, a
     failed download, a wrong checksum, and an archive that cannot be unpacked safely.
@@ -226,6 +226,6 @@ def fetch(name: str, *, data_root: str | Path | None = None, sources: dict[str, 
             if not keep:
                 file.unlink()
     except OSError as error:
-        raise SourceError(f"{name}: {error}. Free some space or allow writing there, or give another folder "
-                          "(--data-root, the setting data_root)") from error
+        raise SourceError(f"{name}: {error}. Free disk space, allow writing there, or use another folder "
+                          "(option --data-root, setting data_root)") from error
     return place

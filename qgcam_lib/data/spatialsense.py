@@ -76,7 +76,7 @@ class _Record(Sized):
 def _read_pictures(path: Path, stamp: tuple) -> dict[str, list[_Record]]:
     """image id -> its records in annotations.json (usually one); `stamp` changes if the file changes."""
     by_image: dict[str, list[_Record]] = {}
-    for record in checked(list[_Record], json_of(path), file=path, remedy="Is it the annotations.json of SpatialSense?"):
+    for record in checked(list[_Record], json_of(path), file=path, remedy="Check that this is SpatialSense's file"):
         by_image.setdefault(record.id, []).append(record)
     return by_image
 
@@ -105,7 +105,7 @@ class SpatialSense(ByImage):
         self.options = {"part": part, "on_error": on_error}
         self.file, self.images_folder = self.root / "annotations.json", Path(images or self.root / "images")
         check_layout(self.root, ["annotations.json"],
-                     "Pass the folder that contains annotations.json; `qgcam data fetch spatialsense` downloads it")
+                     "Pass the folder that contains this file; `qgcam data fetch spatialsense` downloads the file")
         self.name = "miniworld-spatialsense" if self.is_miniworld else "spatialsense"
         self.licence = "made by this project's renderer, Apache-2.0" if self.is_miniworld else _LICENCE
         self.expected = None if self.is_miniworld else SPATIALSENSE_COUNTS.get(part)

@@ -44,8 +44,8 @@ def _read(path: Path, texts: list[str]) -> pd.DataFrame:
     frame = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=dict.fromkeys(texts, "str"),
                         keep_default_na=False, na_values=["", "NaN", "nan"])
     if len(frame) and not isinstance(frame.index, pd.RangeIndex):
-        raise FormatError(f"{path}: expected one cell per column name in every row, got more; is a separator in a text "
-                          "without quotation marks?")
+        raise FormatError(f"{path}: expected one cell per column name in every row, got more. Put texts that contain "
+                          "the separator in quotation marks")
     return frame
 
 # %% ../../nbs/lib/data/13_tables.ipynb #73af1c5f
@@ -54,7 +54,7 @@ def _open(path: Path, kinds: Mapping[str, type]) -> pd.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     if path.suffix not in SUFFIXES:
-        raise FormatError(f"{path}: expected a table with the extension {', '.join(SUFFIXES)}, got {path.suffix!r}")
+        raise FormatError(f"{path}: expected one of the extensions {', '.join(SUFFIXES)}, got {path.suffix!r}")
     try:
         frame = _read(path, [name for name, kind in kinds.items() if kind is str])
     except (FormatError, MissingExtra):

@@ -163,7 +163,7 @@ def _starts(roots: Iterable[Any], source: str, package: Path) -> set[str] | None
     for root in roots:
         root = root.func if isinstance(root, partial) else root
         if isinstance(root, str) and len(list(_files_of(root, package))) <= root.count("."):
-            raise ValueError(f"roots: expected a module of {package.name}, got {root!r}, which it does not have.")
+            raise ValueError(f"roots: expected a module of {package.name}, got {root!r}, which does not exist.")
         classes = (root if isinstance(root, type) else type(root)).__mro__
         own = getattr(root, "__module__", None) or ""
         names |= {root} if isinstance(root, str) else {own, *(c.__module__ for c in classes)}
@@ -312,10 +312,10 @@ class Plugin(NamedTuple):
 
 # %% ../../nbs/lib/storage/04_closure.ipynb #9a000008
 class Open(UserDict):
-    """A dict by name of our own entries and of the entries of a group's plug-ins, which are loaded on first access.
+    """A dict name -> entry: the library's own entries, and those of plug-ins, which are loaded on first access.
 
-    group: group of entry points. entries: (name of an entry point, loaded object) -> {name: entry}, or a ValueError
-    with the expected content. `origins` has the Plugin of each name from a plug-in.
+    own: the library's entries. group: group of entry points. entries: (name of an entry point, loaded object) -> {name:
+    entry}; raises ValueError with the expected content. `origins`: name of a plug-in's entry -> Plugin.
     """
 
     def __init__(self, own: dict[str, Any], group: str, entries: Callable[[str, Any], dict[str, Any]]):

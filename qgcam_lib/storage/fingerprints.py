@@ -49,7 +49,7 @@ def _checksums(cache: str | Path | None) -> Iterator[dict[str, str]]:
             table.executemany("INSERT OR REPLACE INTO checksums VALUES (?, ?)", new)
             table.commit()
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{cache}: the cache of checksums cannot be used ({error}). Delete it") from error
+        raise StoreError(f"{cache}: the cache of checksums cannot be used ({error}). Delete this file") from error
 
 # %% ../../nbs/lib/storage/02_fingerprints.ipynb #3a4a686a
 _TICK_NS = 2_000_000_000
@@ -204,10 +204,10 @@ class Generated:
 class Input:
     """One input of a run.
 
-    group: its list in the record, "data" or "weights", or "code" for an input in no list; kind: its type, in one or two
-    words; path: its name in the record; content: its files by name, the path of a file or folder, or the recipe for
-    generated data. code: library modules that the input runs, by dotted name. fetch: function that fetches weights
-    missing on this machine.
+    group: the list of the run's record that contains it, "data" or "weights"; "code" for an input in no list. kind: its
+    type, in one or two words. path: its name in the record. content: its files by name, the path of a file or folder,
+    or the recipe for generated data. code: library modules that the input runs, by dotted name. fetch: function that
+    fetches weights missing on this machine.
     """
 
     group: str

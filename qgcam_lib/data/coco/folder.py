@@ -43,7 +43,7 @@ class Coco:
     def __post_init__(self):
         object.__setattr__(self, "folder", Path(self.folder))
         if self.split not in (available := coco_splits(self.folder)):
-            raise ExampleError(f"no COCO annotations of the split {self.split!r}; there are {available}", file=self.folder,
+            raise ExampleError(f"split: expected one of {available}, got {self.split!r}", file=self.folder,
                                remedy=f"Put instances_{self.split}.json or captions_{self.split}.json into annotations/")
 
     def file(self, task: str) -> Path:

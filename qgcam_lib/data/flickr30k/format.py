@@ -192,7 +192,7 @@ class EntitiesFolder:
 
     def __init__(self, root: str | Path, images: str | Path | None = None):
         self.root = Path(root)
-        check_layout(self.root, ["Sentences", "Annotations"], "Pass the folder that contains both")
+        check_layout(self.root, ["Sentences", "Annotations"], "Pass the folder with Sentences/ and Annotations/")
         if images is not None and not Path(images).is_dir():
             raise ExampleError("images: expected an existing folder of images, but there is none here", file=images)
         places = [Path(images)] if images is not None else [self.root / name for name in PICTURE_FOLDERS]

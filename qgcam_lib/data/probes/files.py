@@ -65,7 +65,7 @@ def _all_contexts(path: Path, form: str, rows: Iterable[dict], classes: Mapping 
         else:
             groups += context_groups(row, number, form, table, fillers)
     if images is None:
-        return Groups(groups, form=form, left_out=left_out, notes=["pictures were not looked for: no `images` given"])
+        return Groups(groups, form=form, left_out=left_out, notes=["the images were not checked: `images` is None"])
     complete = []
     for group in groups:
         lost = next((part for part in ("patch", "reference", "edited")
@@ -103,7 +103,7 @@ def read_groups(path: str | Path, kind: str | None = None, *, images: str | Path
     if kind is not None and kind not in FORMS:
         raise ValueError(f"kind: expected one of {', '.join(FORMS)}, got {kind!r}")
     if path.suffix in SUFFIXES and path.suffix != ".json":
-        raise FormatError(f"{path}: expected the JSON file of the groups, got a table. Give the scores as the first "
+        raise FormatError(f"{path}: expected the JSON file of the groups, got a table. Pass the scores as the first "
                           "argument and the groups as the second")
     form, rows = _rows(path, kind)
     notes = []
@@ -157,7 +157,7 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         lost = next((one.id for one in groups if one not in again), None)
         if lost is not None:
             raise ExampleError("this group cannot be in one file with the others: a row has one group per filler, and one "
-                               "list of classes", lost, remedy="Write it to a file of its own")
+                               "list of classes", lost, remedy="Write this group to a separate file")
     elif form == "swap":
         rows = [swap_row(number, one) for number, one in enumerate(groups)]
     else:

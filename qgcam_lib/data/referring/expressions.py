@@ -111,7 +111,7 @@ def with_candidates(expressions: Sequence[Expression], boxes: Mapping[str, Array
     missing = next((one for one in expressions if one.image not in boxes), None)
     if missing is not None:
         raise ExampleError(f"boxes: expected an entry for {missing.image}, got entries for {len(boxes)} other images", missing.id,
-                           remedy="Give an empty list for an image without any box")
+                           remedy="Pass an empty list for an image without any box")
     return [replace(one, candidates=boxes[one.image]) for one in expressions]
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #d0c0da26

@@ -122,7 +122,7 @@ def tricd_folder(data: str | Path = "", *, data_root: Path | None = None) -> Pat
         return recipe.folder
     folder = data_root / "raw" / "tricd" if name == "tricd" else Path(data).expanduser()
     if not folder.is_dir() or next(folder.rglob("TRICD_grounding_*.json"), None) is None:
-        state = "there is no such folder" if not folder.is_dir() else "no TRICD_grounding_*.json in it or below it"
+        state = "contains no TRICD_grounding_*.json at any depth" if folder.is_dir() else "there is no such folder"
         raise ExampleError(state, file=folder, remedy="Pass a folder with TRICD's files, or '' for the miniworld")
     return folder
 
@@ -141,7 +141,7 @@ def tricd_files(data: str | Path = "", split: str = "test") -> TricdFiles:
     folder = tricd_folder(data)
     grounding = _only(folder, f"TRICD_grounding_{split}.json")
     if grounding is None:
-        raise ExampleError(f"no annotations of the split {split!r}; there are {tricd_splits(folder)}", file=folder,
+        raise ExampleError(f"split: expected one of {tricd_splits(folder)}, got {split!r}", file=folder,
                            remedy=f"Put TRICD_grounding_{split}.json there, or pass another split")
     images = tuple(folder / name for name in _PICTURES if (folder / name).is_dir())
     return TricdFiles(folder, split, grounding, _only(folder, f"TRICD_VQA_{split}.json"), images,

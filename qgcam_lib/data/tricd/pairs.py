@@ -62,7 +62,7 @@ def _fixed(values: Any, dtype: type) -> np.ndarray:
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #92511b2c
 def _rivals(pairs: Sequence[TricdPair], file: str) -> list[int]:
-    "Return for each phrase the index of the true pair's phrase whose ranking it joins, -1 if there is none."
+    "Return for each phrase the index of the true pair's phrase with which it is ranked, -1 if there is none."
     first = np.cumsum([0, *(len(pair.phrases) for pair in pairs)]).tolist()
     true = {(pair.group, pair.side): k for k, pair in enumerate(pairs) if pair.positive}
     rivals = []
@@ -91,8 +91,8 @@ class Tricd:
     pairs: in ascending order of their ids, P pairs, Q phrases and G boxes in all; phrases: the pairs' phrases. As flat
     arrays, read-only: pair_ids [P], positive [P] bool, sizes [P, 2] (height, width), subset_codes [P] (index into
     SUBSETS), group_codes [P] (index into group_names), contradictions [P] (str), phrase_ids [Q], phrase_pairs [Q]
-    (index of the pair), rival_of [Q] (index of the phrase of a true pair in whose ranking for group recall the phrase
-    takes part, -1: none), has_rival [Q] (whether the phrase is the `rival_of` a false pair's phrase), truth [G, 4]
+    (index of the pair), rival_of [Q] (index of the true pair's phrase with which the phrase is ranked for
+    group recall, -1: none), has_rival [Q] (whether the phrase is the `rival_of` a false pair's phrase), truth [G, 4]
     half-open xyxy, truth_starts [Q + 1] (phrase q has truth[truth_starts[q] : truth_starts[q + 1]]).
     """
 
@@ -180,7 +180,7 @@ def tricd_records(path: str | Path, key: str = "id", **kinds: type) -> list[dict
         rows, by_id = content.get(name) if isinstance(content, dict) else None, {}
         if not isinstance(rows, list):
             raise ExampleError(f"expected an object with the list {name!r}", file=path,
-                               remedy="Is it a file of TRICD, such as TRICD_grounding_val.json or TRICD_VQA_val.json?")
+                               remedy="Pass a file of TRICD, such as TRICD_grounding_val.json or TRICD_VQA_val.json")
         for number, row in enumerate(rows):
             id = row.get(key) if isinstance(row, dict) else None
             where = f"{name}[{number}]" if id is None else f"{kind.__name__.strip('_').lower()} {id}"
@@ -222,10 +222,10 @@ def _box_fault(one: _Annotation, pair: _Pair | None) -> str:
     if str(one.phrase_id) not in pair.phrases:
         return f"phrase_id {one.phrase_id} is not a phrase of pair {pair.id}, which has {', '.join(pair.phrases)}"
     if width == 0 or height == 0:
-        return f"bbox: expected a width and a height above 0, got {one.bbox}: nothing can overlap it"
+        return f"bbox: expected a width and a height above 0, got {one.bbox}, which no box can overlap"
     if x + width <= 0 or y + height <= 0 or x >= pair.width or y >= pair.height:
         return (f"bbox: expected a box in the image of height {pair.height} and width {pair.width}, got {one.bbox}, "
-                "wholly outside. Is it x, y, width, height?")
+                "wholly outside. Are the numbers x, y, width, height?")
     return ""
 
 # %% ../../../nbs/lib/data/tricd/01_pairs.ipynb #86ef9b46
