@@ -198,9 +198,9 @@ class CaptionRecipe(Recipe):
     """The recipe for training on captions: the fields of `Recipe`, and those for the captions and a loss.
 
     texts: captions per image, half of them true; sentences: share of steps with whole sentences, at most 4 per image;
-    borrowed: share of false captions from another image; relations: share of the other captions that state a relation,
-    if the sentences do; bare: share of relations between objects without attributes ("a man riding horse"); prompts:
-    share of "a photo of ..."; word_weight: weight of the auxiliary loss.
+    borrowed: share of false captions from another image; relations: share of other captions than sentences that state a
+    relation, if the sentences do; bare: share of relations between objects without attributes ("a man riding horse");
+    prompts: share of "a photo of ..."; word_weight: weight of the auxiliary loss.
     """
 
     texts: int = 8

@@ -184,7 +184,7 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
         file = picture_file(one.image, images)
         if not one.candidates or not file.is_file():
             raise ExampleError("no candidate boxes" if file.is_file() else "no picture of this expression", one.id,
-                               file, "Give candidates with data.referring, and the folder of the pictures.")
+                               file, "Load candidates with data.referring, and give the folder of the pictures.")
         targets = soft_targets(one.candidates, one.box)
         if targets.any() or keep_without_target:
             rows.append((pictures.setdefault((file, one.candidates), len(pictures)), targets, one))

@@ -244,7 +244,7 @@ def first_rows(study: str | Path, arm: str, rows: int = 3, *, root: str | Path |
     record, root = json.loads(file.read_text(encoding="utf-8")), Path(root or settings.data_root / "miniworld")
     longest = record["steps"] // record["recipe"]["log_every"]
     if record["way"] != "alone":
-        raise ParameterError(f"arm: expected one trained on expressions only, got {arm!r} ({record['way']}).")
+        raise ParameterError(f"arm: expected an arm of way 'alone', got {arm!r} of way {record['way']!r}.")
     if not 0 < rows <= longest:
         raise ParameterError(f"rows: expected 1 to {longest}, the number of rows in the log of {arm}, got {rows}.")
     data, recipe = _learned(record, Path(study), root, cache, progress), RankerRecipe.stored(record["recipe"])

@@ -72,7 +72,7 @@ class Chooser(Dice):
         return self.pick(free, [1.0 / COLOUR_BIAS.get(noun, {}).get(colour, 1.0) for colour in free])
 
     def shared_colour(self, first: str, second: str, *other: str) -> str | None:
-        "Return a clear colour of both nouns, not in `other`; None, without a random draw, if there is none."
+        "Return a clear colour that both nouns can have and that is not in `other`; None if there is no such colour."
         both = [c for c in colours_of(first) if c in colours_of(second) and c in _CLEAR and c not in other]
         return self.pick(both) if both else None
 
@@ -117,7 +117,7 @@ PLACES, SIDES = ("left", "right", "middle"), ("left", "right")
 
 
 def side_by_side(nouns: tuple[str, str], ends: tuple[str, str], colours: tuple = (None, None)) -> tuple[Act, Act]:
-    "Return the parts of one scene: two objects, each at its end and, if given, in its colour."
+    "Return the parts of one scene: two objects, each at its end and in its colour (None: any colour)."
     return tuple(Act("stand", (noun,), end, tuple(tinted(colour, noun).items()))
                  for noun, end, colour in zip(nouns, ends, colours))  # fmt: skip
 
@@ -134,7 +134,7 @@ def stated(subject: Noun, predicate: str, obj: Noun, words: str) -> Caption:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #e473f108
 def named(dice: Chooser, nouns: tuple[str, str], colour: str | None = None) -> tuple[Caption, Caption]:
-    "Return two captions of a name each, or of a colour and a name."
+    "Return two captions, each only a name, or a colour and a name."
     facts = (("colour", colour),) if colour else ()
     return tuple(Caption((Noun(dice.name(noun), facts, bare=True),)) for noun in nouns)
 
@@ -179,7 +179,7 @@ def colour_swap(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #c9033ef4
 def how_many(dice: Chooser) -> PairPlan:
-    "Plan 'two dogs' and 'two cats', with one of the other noun in each image; or only 'dogs' and 'cats'; or three."
+    "Plan 'two dogs' and 'two cats' (or three), each beside one object of the other noun; or 'dogs' and 'cats' alone."
     pair = dice.pair(MANY)
     ends, alone, count = dice.shuffled(SIDES), dice.chance(0.6), dice.pick((2, 3))
     alone = alone and "sheep" not in pair  # "sheep" alone could be one or many
