@@ -96,7 +96,7 @@ MATERIALS = ("wooden", "metal", "woolen", "glass")
 
 @dataclass(frozen=True)
 class Paint:
-    "A colour (three floats in 0..1), the pattern's second colour, pattern, material ('' is none) and rim darkness."
+    "A paint. rgb: colour in 0..1; second: the pattern's second colour; material: '' for none; rim: the rim's darkness."
 
 
     rgb: tuple

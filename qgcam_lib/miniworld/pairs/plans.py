@@ -62,7 +62,7 @@ class Chooser(Dice):
         return self.pick([name for name in NAMES[noun] if len(FITS[name]) == 1])
 
     def link(self, predicate: str) -> str:
-        "Return words for a predicate without a finite verb, as in 'a cat beneath a table'."
+        "Return words without a finite verb for a predicate, as in 'a cat beneath a table'."
         vague = {"holding": ("with",), "riding": ("on",)}.get(predicate, ())
         return self.pick([words for words in LINKS[predicate][0] if words not in vague])
 
@@ -97,7 +97,7 @@ class Act:
 @dataclass(frozen=True)
 class PairPlan:
     """A plan of two scenes. acts: the parts of each scene; said: the two captions; odd: the noun to show in an unusual
-    place; looks: {noun: {attribute: value}} for both; tail: index of the setting's words in captions, -1 for none."""
+    place; looks: {noun: {attribute: value}} in both scenes; tail: index of the setting's words in captions, or -1."""
 
     acts: tuple[tuple[Act, ...], tuple[Act, ...]]
     said: tuple[Caption, Caption]
@@ -123,7 +123,7 @@ def side_by_side(nouns: tuple[str, str], ends: tuple[str, str], colours: tuple =
 
 
 def by_turns(make: str, who: tuple[str, str], what: str, ends: tuple[str, str]) -> tuple:
-    "Return the parts of two scenes: in each, one of `who` acts on `what` and the other stands beside."
+    "Return the parts of two scenes: in each, one of `who` acts on `what`, and the other stands beside them."
     orders = who, who[::-1]
     return tuple((Act(make, (one, what), ends[0]), Act("stand", (other,), ends[1])) for one, other in orders)
 

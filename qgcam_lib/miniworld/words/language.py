@@ -73,7 +73,7 @@ _ANIMAL = 0.04  # chance that an animal is just called "animal"
 
 @patch
 def refer(self: Narrator, t: Thing, rich: float = 0.5) -> MarkedPhrase | None:
-    "Return a phrase that denotes this object and no other in the scene; None if there is no such phrase."
+    "Return a phrase that denotes this object and no other in the scene; None if the drawn name allows none."
     if not can_be_named(self.scene, t):
         return None
     word = self.dice.pick(lex.NAMES[t.noun])
