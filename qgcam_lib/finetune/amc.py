@@ -37,7 +37,7 @@ def amc_losses(
     pixels of a batch for L_mean. It also softens mask edges by interpolation; here they are hard.
     """
     if maps.ndim != 3 or maps.shape != masks.shape:
-        raise ValueError(f"masks: expected the shape of maps, [N, H, W], got {tuple(masks.shape)} and "
+        raise ValueError(f"masks: expected the shape of maps, [N, H, W], got masks {tuple(masks.shape)} and maps "
                          f"{tuple(maps.shape)}.")
     if not bool(torch.isfinite(maps).all()):
         raise ValueError("maps: expected finite numbers, got NaN or infinity. Has the training diverged?")

@@ -91,7 +91,7 @@ def file_stamps(files: Sequence[Path]) -> str:
 
 # %% ../../nbs/lib/finetune/03_batches.ipynb #2b06a5e9
 def cached_rows(parts: Iterable[np.ndarray], count: int, path: Path | None) -> np.ndarray:
-    """Join arrays to one of `count` rows, stored in the file `path` and read from it next time; None: in memory."""
+    """Join arrays to one array of `count` rows in the file `path`; an existing file is read. path None: in memory."""
     if path is None:
         return np.concatenate(list(parts))
     if not path.is_file():
@@ -126,7 +126,7 @@ def load_training_set(
     """Load the images and sentences of a split, for training.
 
     root: a folder in the layout of Flickr30k Entities; size: side of the model's input, images are resized to this
-    square; limit: the first images only; cache: folder for the decoded images, None for the one in the settings. Raises
+    square; limit: number of images to load; cache: folder for the decoded images, None for the settings' one. Raises
     ExampleError for a damaged image.
     """
     maker, folder = CaptionMaker(read_texts(root, split, limit)), EntitiesFolder(root)
@@ -198,9 +198,9 @@ class CaptionRecipe(Recipe):
     """The recipe for training on captions: the fields of `Recipe`, and those for the captions and a loss.
 
     texts: captions per image, half of them true; sentences: share of steps with whole sentences, at most 4 per image;
-    borrowed: share of false captions from another image; relations: share of the other captions that state a relation,
-    if the sentences do; bare: share of relations between objects without attributes ("a man riding horse"); prompts:
-    share of "a photo of ..."; word_weight: weight of the auxiliary loss.
+    borrowed: share of false captions from another image; relations: share of other captions than sentences that state a
+    relation, if the sentences do; bare: share of relations between objects without attributes ("a man riding horse");
+    prompts: share of "a photo of ..."; word_weight: weight of the auxiliary loss.
     """
 
     texts: int = 8

@@ -67,7 +67,7 @@ class DetectorRecipe(Recipe):
     negatives, as in MDETR; short: share of the captions that are a phrase alone; share: see `assign`. Loss weights:
     word_weight for the words of cells (`word_loss`), focal for classifying cells, l1 and giou for boxes, quality for
     predicting a box's overlap. head: the network's head, see `DenseConfig`; with "softmax" the cells' loss is
-    `soft_token_loss` with weight soft_tokens; in it no_object weights the cells without a phrase (MDETR's values).
+    `soft_token_loss` with weight soft_tokens, where no_object is the weight of cells without a phrase (as in MDETR).
     """
 
     steps: int = 1800

@@ -209,7 +209,7 @@ def read_losses(training: Training) -> None:
         if not math.isfinite(row["total"]):
             step = training.step - len(waiting) + number
             raise ParameterError(f"learning_rate: the total loss is {row['total']} in step {step}, with the rate "
-                                 f"{training.recipe.rate(step):g}. Lower it, or limit the gradients with `clip`.")
+                                 f"{training.recipe.rate(step):g}. Lower the rate, or limit gradients with `clip`.")
 
 # %% ../../nbs/lib/finetune/04_loop.ipynb #1723ff17
 _PROGRESS = ("step", "seconds", "rows", "recent", "best")

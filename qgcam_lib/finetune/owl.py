@@ -67,7 +67,7 @@ class OwlRecipe(CaptionRecipe):
 class OwlBatch:
     """pixels: [B, 3, S, S], normalised; texts: U different phrases as words; boxes: one [n, 4] per image, its objects,
     corners as fractions of the image; labels: one int8 [n, U] per image: 1 true of the object, 0 false, -1 unknown;
-    known: bool [B, U], phrases whose places in the image are known (or known to be none).
+    known: bool [B, U], phrases whose boxes in the image are known, also if there are none.
     """
 
     pixels: torch.Tensor
@@ -127,7 +127,7 @@ def assign(logits: torch.Tensor, boxes: torch.Tensor, things: torch.Tensor, labe
     """Return patches and the objects assigned to them in one image, two index tensors [n * taken].
 
     logits: [P, U]; boxes: [P, 4]; things: [n, 4]; labels: [n, U]; taken: patches per object. The cost of a pair is
-    twice one minus the mean probability of the object's true phrases, plus the weighted distances of the boxes.
+    2 * (1 - mean probability of the object's true phrases), plus the weighted distances of the boxes.
     """
     true = (labels == 1).float()
     chance = torch.sigmoid(logits) @ true.T / true.sum(1).clamp(min=1)

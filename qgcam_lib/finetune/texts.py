@@ -89,7 +89,7 @@ class ImageText:
 def read_texts(root: str | Path, split: str = "train", limit: int | None = None) -> list[ImageText]:
     """Read the sentences of a split, in the order of its list; `Annotations/` is not read.
 
-    root: a folder in the layout of Flickr30k Entities; limit: the first images only. Images without a phrase about
+    root: a folder in the layout of Flickr30k Entities; limit: number of images to read. Images without a phrase about
     something visible are left out. Raises FormatError (a ValueError) if a file is not in the format.
     """
     folder = EntitiesFolder(root)

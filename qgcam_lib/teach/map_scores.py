@@ -35,7 +35,7 @@ def scores_of(state: Mapping) -> dict[str, float | None]:
     h, w = heat.shape
     if box.shape != (4,) or (box != box.round()).any() or not (0 <= box[0] < box[2] <= w and 0 <= box[1] < box[3] <= h):
         raise ValueError(f"box: expected x0, y0, x1, y1 in whole cells of a map of width {w} and height {h}, "
-                         f"got {box.tolist()}. Round it and keep it inside.")
+                         f"got {box.tolist()}. Round the corners and keep them inside the map.")
     above = (heat > state["threshold"]).astype(np.float32)
     soft, binary = score_maps([heat, above], [box[None]] * 2, protocol="native", tau=state["tau"],
                               delta=state["delta"]).to_dict("records")
@@ -111,7 +111,7 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
     heat = np.asarray(heat, dtype=np.float32)
     if heat.ndim != 2 or max(heat.shape) > 64:
         raise ValueError(f"heat: expected one map of at most 64 x 64 cells, got an array of shape {heat.shape}. "
-                         "Shrink it first.")
+                         "Shrink the map first.")
     corners = np.asarray(box, dtype=float).reshape(-1)
     start = {"map": heat.astype(float).tolist(), "box": corners.tolist(), "threshold": 0.5, "tau": tau, "delta": delta}
     library_values = scores_of(start)
@@ -121,8 +121,8 @@ def explore_scores(heat: ArrayLike, box: ArrayLike, *, tau: float = 0.7, delta: 
 
     def library(state: Mapping) -> dict:
         if np.shape(state["map"]) != heat.shape:
-            raise ValueError(f"map: expected shape {heat.shape} as at the start, got {np.shape(state['map'])}; make "
-                             "another explorer for another grid")  # fmt: skip
+            raise ValueError(f"map: expected the explorer's shape {heat.shape}, got {np.shape(state['map'])}. Make "
+                             "another explorer for another grid.")  # fmt: skip
         return scores_of(state)
 
     return Explorer(_body(title, picture, facts, start, library_values), _CSS, _SCRIPT, facts, start, library)
@@ -136,7 +136,7 @@ def scores_of_detections(data: Any, predictions: Mapping[int, Mapping], state: M
 
     data: result of `load_tricd`; predictions: entries by pair, as in `evaluate`; state: threshold, iou (of a hit: .50,
     .55, ..., .95), asked (id of a false pair, as text -> whether it is queried), shift of scores on false captions.
-    precision, recall: at this IoU for boxes at or above the threshold; false_alarms: number of them on false captions.
+    precision, recall: at this IoU, of boxes at or above the threshold; false_alarms: such boxes on false captions.
     """
     positive = {pair.id: pair.positive for pair in data.pairs}
     shifted = {id: {**entry, "scores": [s + (0 if positive[id] else state["shift"]) for s in entry["scores"]]}

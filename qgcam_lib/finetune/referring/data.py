@@ -184,7 +184,7 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
         file = picture_file(one.image, images)
         if not one.candidates or not file.is_file():
             raise ExampleError("no candidate boxes" if file.is_file() else "no picture of this expression", one.id,
-                               file, "Give candidates with data.referring, and the folder of the pictures.")
+                               file, "Load candidates with data.referring, and give the folder of the pictures.")
         targets = soft_targets(one.candidates, one.box)
         if targets.any() or keep_without_target:
             rows.append((pictures.setdefault((file, one.candidates), len(pictures)), targets, one))
@@ -271,13 +271,13 @@ def load_questions(questions: Iterable[Question], boxes: Mapping[str, Sequence[B
     number = {name: place for place, name in enumerate(classes)}
     usable = [one for one in ordered if boxes.get(one.image) and (keep_unknown or one.answer in number)]
     if not usable:
-        raise ParameterError("questions: expected some with a known answer and a picture in `boxes`, got none among "
-                             f"{len(ordered)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
+        raise ParameterError("questions: expected at least one with a known answer and a picture in `boxes`, got none "
+                             f"of {len(ordered)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
     pictures = {picture: place for place, picture in enumerate(dict.fromkeys(one.image for one in usable))}
     files = {picture: picture_file(f"{picture}.jpg", images) for picture in pictures}
     for picture, file in files.items():
         if not file.is_file():
-            raise ExampleError("there is no such picture", picture, file, "Give the folder of the pictures.")
+            raise ExampleError("there is no such picture", picture, file, "Pass the folder of the pictures as images.")
     regions = region_table([(file, boxes[picture]) for picture, file in files.items()], encoder, cache,
                            progress=progress)
     return QuestionData(regions, np.array([pictures[one.image] for one in usable]),

@@ -89,8 +89,8 @@ def tower_parameters(model: torch.nn.Module, stream: Stream) -> dict[str, torch.
         raise ParameterError(f"stream: expected one of {get_args(Stream)}, got {stream!r}.")
     params = {name: p for name, p in model.named_parameters() if any(re.match(TOWERS[tower], name) for tower in stream)}
     if not all(any(re.match(TOWERS[tower], name) for name in params) for tower in stream):
-        raise ParameterError(f"model: no parameters of stream {stream!r} in {type(model).__name__}. Expected a dual "
-                             "encoder, whose encoders have names such as visual and transformer.")
+        raise ParameterError(f"model: expected a dual encoder with modules such as visual and transformer, but "
+                             f"{type(model).__name__} has no parameters for stream {stream!r}.")
     return params
 
 # %% ../../../nbs/lib/finetune/relcomp/01_losses.ipynb #114236ec

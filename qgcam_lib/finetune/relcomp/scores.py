@@ -135,7 +135,7 @@ def _imagenet_names(folder: Path, numbers: list[str]) -> list[str]:
             if not set(numbers) - names.keys():
                 return [names[number] for number in numbers]
     raise FormatError(f"{folder}: expected all {len(IMAGENET_CLASSNAMES)} folders of ImageNet, got {len(numbers)}. For "
-                      "a part, add LOC_synset_mapping.txt, or a classes.csv with the columns class and prompt.")
+                      "fewer, add LOC_synset_mapping.txt, or a classes.csv with the columns class and prompt.")
 
 # %% ../../../nbs/lib/finetune/relcomp/04_scores.ipynb #decd5f1f
 def class_prompts(classes: pd.DataFrame) -> list[str]:

@@ -78,7 +78,7 @@ def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[s
         file = picture_file(group.image, images)
         if file not in files and not file.is_file():
             raise ExampleError("there is no picture of this group", group.id, file,
-                               "Put it there, or leave out the groups without pictures.")
+                               "Put the picture there, or leave out the groups without pictures.")
         numbers.append(files.setdefault(file, len(files)))
         own = group.caption, group.positive, group.negative
         text_rows.append([texts.setdefault(text, len(texts)) for text in own])
@@ -133,7 +133,7 @@ class RelCompRecipe(Recipe):
     def __post_init__(self):
         if not 0 <= self.minimum_rate <= self.learning_rate:
             raise ParameterError(f"minimum_rate: expected 0 to learning_rate ({self.learning_rate}), got "
-                                 f"{self.minimum_rate}. The cosine schedule ends at it.")
+                                 f"{self.minimum_rate}. The cosine schedule ends at minimum_rate.")
 
     def rate(self, step: int) -> float:
         """Return the rate of a step (from 0): a cosine from learning_rate to minimum_rate, lower in the warmup."""

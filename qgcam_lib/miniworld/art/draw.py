@@ -96,7 +96,7 @@ MATERIALS = ("wooden", "metal", "woolen", "glass")
 
 @dataclass(frozen=True)
 class Paint:
-    "A colour (three floats in 0..1), the pattern's second colour, pattern, material ('' is none) and rim darkness."
+    "A paint. rgb: colour in 0..1; second: the pattern's second colour; material: '' for none; rim: the rim's darkness."
 
 
     rgb: tuple
@@ -176,7 +176,7 @@ class Canvas:
         self.ys = np.arange(self.height, dtype=np.float64)[:, None] + 0.5
 
     def pixels(self) -> np.ndarray:
-        "Return the image as uint8 [H, W, 3]: values rounded to 1e-4, then half up to whole numbers."
+        "Return the image as uint8 [H, W, 3]: values rounded to multiples of 1e-4, scaled to 0..255, rounded half up."
         snapped = np.floor(np.clip(self.rgb, 0.0, 1.0) * 1e4 + 0.5)
         return np.ascontiguousarray((snapped * (255.0 / 1e4) + 0.5).astype(np.uint8).transpose(1, 2, 0))
 
@@ -199,7 +199,7 @@ class Pen:
 # %% ../../../nbs/lib/miniworld/art/01_draw.ipynb #feeebe3d
 @patch
 def fill(self: Pen, x0: float, y0: float, x1: float, y1: float, distance: Callable, paint: Paint) -> None:
-    """Paint a shape within a rectangle. distance: function of X [1, w] and Y [h, 1]; signed distance in pixels."""
+    "Paint a shape within a rectangle. distance: function of X [1, w] and Y [h, 1]; signed pixels to the shape's edge."
     c = self.canvas
     a, b = sorted((self.x + self.sx * x0, self.x + self.sx * x1))
     left, right = max(0, int(a - 1.0)), min(c.width, int(b + 2.0))

@@ -38,7 +38,7 @@ def figure_paint(word: str, own: Paint) -> Paint:
 
 # %% ../../../nbs/lib/miniworld/art/02_people.ipynb #ebe89398
 def draw_figure(pen: Pen, name: str, own: Paint):
-    "Draw one of `FIGURES`, of height 1. own: its paint."
+    "Draw one of `FIGURES` with height 1 and the paint `own`."
     for shape, word, *strokes in FIGURES[name]:
         paint = figure_paint(word, own)
         for numbers in strokes:

@@ -50,7 +50,7 @@ _PATTERN_WEIGHTS, _MATERIAL_CHANCE = (5, 2, 2, 2), 0.4
 
 
 class Stage(Draft):
-    "A draft with looks per noun, {noun: {'colour': 'red', ...}}, in which clothes depend on the noun only."
+    "A draft with looks per noun, {noun: {'colour': 'red', ...}}; a person's clothes depend only on the person's noun."
 
     def __init__(self, key: int, background: str, horizon: float):
         super().__init__(Dice(key), background, horizon, False)
@@ -76,7 +76,7 @@ class Stage(Draft):
         return sum(t.noun == noun for t in self.things) - 1
 
     def dress(self, person: Thing) -> None:
-        "Dress a person with dice seeded by the noun; garments in `garments` are preferred."
+        "Dress a person with dice seeded by the noun; garments in `self.garments` are preferred."
         key = (self.key, 62, _code(person.noun), self._others(person.noun))
         stage_dice, self.dice = self.dice, Loaded(*key, wishes=self.garments)
         super().dress(person)

@@ -62,7 +62,7 @@ class Chooser(Dice):
         return self.pick([name for name in NAMES[noun] if len(FITS[name]) == 1])
 
     def link(self, predicate: str) -> str:
-        "Return words for a predicate without a finite verb, as in 'a cat beneath a table'."
+        "Return words without a finite verb for a predicate, as in 'a cat beneath a table'."
         vague = {"holding": ("with",), "riding": ("on",)}.get(predicate, ())
         return self.pick([words for words in LINKS[predicate][0] if words not in vague])
 
@@ -72,7 +72,7 @@ class Chooser(Dice):
         return self.pick(free, [1.0 / COLOUR_BIAS.get(noun, {}).get(colour, 1.0) for colour in free])
 
     def shared_colour(self, first: str, second: str, *other: str) -> str | None:
-        "Return a clear colour of both nouns, not in `other`; None, without a random draw, if there is none."
+        "Return a clear colour that both nouns can have and that is not in `other`; None if there is no such colour."
         both = [c for c in colours_of(first) if c in colours_of(second) and c in _CLEAR and c not in other]
         return self.pick(both) if both else None
 
@@ -97,7 +97,7 @@ class Act:
 @dataclass(frozen=True)
 class PairPlan:
     """A plan of two scenes. acts: the parts of each scene; said: the two captions; odd: the noun to show in an unusual
-    place; looks: {noun: {attribute: value}} for both; tail: index of the setting's words in captions, -1 for none."""
+    place; looks: {noun: {attribute: value}} in both scenes; tail: index of the setting's words in captions, or -1."""
 
     acts: tuple[tuple[Act, ...], tuple[Act, ...]]
     said: tuple[Caption, Caption]
@@ -117,13 +117,13 @@ PLACES, SIDES = ("left", "right", "middle"), ("left", "right")
 
 
 def side_by_side(nouns: tuple[str, str], ends: tuple[str, str], colours: tuple = (None, None)) -> tuple[Act, Act]:
-    "Return the parts of one scene: two objects, each at its end and, if given, in its colour."
+    "Return the parts of one scene: two objects, each at its end and in its colour (None: any colour)."
     return tuple(Act("stand", (noun,), end, tuple(tinted(colour, noun).items()))
                  for noun, end, colour in zip(nouns, ends, colours))  # fmt: skip
 
 
 def by_turns(make: str, who: tuple[str, str], what: str, ends: tuple[str, str]) -> tuple:
-    "Return the parts of two scenes: in each, one of `who` acts on `what` and the other stands beside."
+    "Return the parts of two scenes: in each, one of `who` acts on `what`, and the other stands beside them."
     orders = who, who[::-1]
     return tuple((Act(make, (one, what), ends[0]), Act("stand", (other,), ends[1])) for one, other in orders)
 
@@ -134,7 +134,7 @@ def stated(subject: Noun, predicate: str, obj: Noun, words: str) -> Caption:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #e473f108
 def named(dice: Chooser, nouns: tuple[str, str], colour: str | None = None) -> tuple[Caption, Caption]:
-    "Return two captions of a name each, or of a colour and a name."
+    "Return two captions, each only a name, or a colour and a name."
     facts = (("colour", colour),) if colour else ()
     return tuple(Caption((Noun(dice.name(noun), facts, bare=True),)) for noun in nouns)
 
@@ -179,7 +179,7 @@ def colour_swap(dice: Chooser) -> PairPlan:
 
 # %% ../../../nbs/lib/miniworld/pairs/01_plans.ipynb #c9033ef4
 def how_many(dice: Chooser) -> PairPlan:
-    "Plan 'two dogs' and 'two cats', with one of the other noun in each image; or only 'dogs' and 'cats'; or three."
+    "Plan 'two dogs' and 'two cats' (or three), each beside one object of the other noun; or 'dogs' and 'cats' alone."
     pair = dice.pair(MANY)
     ends, alone, count = dice.shuffled(SIDES), dice.chance(0.6), dice.pick((2, 3))
     alone = alone and "sheep" not in pair  # "sheep" alone could be one or many

@@ -220,7 +220,7 @@ def type_of(t: Thing) -> str:
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #73dc96c1
 def is_usable(scene: Scene) -> bool:
-    "Return whether a painted scene has three to ten well visible candidates, two to four of the most frequent type."
+    "Return whether a painted scene has 3 to 10 well visible candidates, of which 2 to 4 have the most frequent type."
     tops = scene.top_level()
     if not _FEWEST <= len(tops) <= _MOST or any(t.box is None for t in tops):
         return False

@@ -146,7 +146,7 @@ def fly(self: Draft, noun: str, x: float, *, k: float, gap: float | None = None)
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #1a3ee86c
 @patch
 def extent(self: Draft, start: int) -> tuple[float, float, float, float]:
-    "Return the joint left, top, right and bottom of all objects from number `start` on."
+    "Return left, top, right and bottom of the box around all objects from number `start` on."
     tops = [t for t in self.things[start:] if t.parent < 0]
     sides = [(t.x - KINDS[t.noun].half * t.height, t.x + KINDS[t.noun].half * t.height) for t in tops]
     left, right = min(left for left, _ in sides), max(right for _, right in sides)
@@ -155,12 +155,12 @@ def extent(self: Draft, start: int) -> tuple[float, float, float, float]:
 
 @patch
 def shift(self: Draft, start: int, dx: float, dy: float = 0.0) -> None:
-    "Move all objects from number `start` on."
+    "Move all objects from number `start` on by (dx, dy)."
     self.things[start:] = [replace(t, x=t.x + dx, y=t.y + dy, depth=t.depth + dy) for t in self.things[start:]]
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #c952bbc2
 def point_of(thing: Thing, right: float, up: float) -> tuple[float, float]:
-    "Return a point, given in object heights from the foot, in the draft's units; a flipped object mirrors `right`."
+    "Convert a point from object heights right of and above the foot to the draft's units; mirrored if flipped."
     return thing.x + (-right if thing.flip else right) * thing.height, thing.y - up * thing.height
 
 # %% ../../../nbs/lib/miniworld/scenes/02_draft.ipynb #367ee0bd

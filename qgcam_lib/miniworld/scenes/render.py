@@ -175,7 +175,7 @@ def _is_behind(picture: Rendering, a: Thing, b: Thing, unit: float) -> bool:
 
 # %% ../../../nbs/lib/miniworld/scenes/04_render.ipynb #29bd987b
 def spatial_relations(picture: Rendering, boxes: dict) -> list[Relation]:
-    "Return the relations left of, right of and behind between top-level objects without any other relation."
+    "Return left of, right of and behind between top-level objects that have no other relation to each other."
     scene, relations = picture.scene, []
     unit = scene.size / 96.0
     tied = {frozenset((r.subject, r.object)) for r in scene.relations}

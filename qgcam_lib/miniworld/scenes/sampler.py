@@ -32,7 +32,7 @@ def lone_thing(draft: Draft, x: float, y: float) -> None:
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #2e63ca39
 def lone_person(draft: Draft, x: float, y: float) -> None:
-    "Add a person without any relation but clothes."
+    "Add a person whose only relation is wearing clothes."
     draft.add(draft.dice.pick(PEOPLE), x, y, sized=False)
 
 # %% ../../../nbs/lib/miniworld/scenes/03_sampler.ipynb #9464ef88

@@ -20,7 +20,7 @@ class Thing:
 
     id: its number in the scene; parent: the wearer's id for clothing and hair, else -1; size: 'small', 'large' or '';
     x, y: foot point in pixels; height: in pixels; depth: objects with larger depth are nearer and painted later;
-    box: extent of the visible pixels, float xyxy, half-open, 0-based; None before painting or if none are visible.
+    box: extent of the visible pixels, float xyxy, half-open, 0-based; None before painting or if no pixel is visible.
     """
 
     id: int
@@ -42,7 +42,7 @@ class Thing:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The attributes of the object, in English order."""
+        """The attributes of the object, in the order of English adjectives."""
         pattern = "" if self.pattern == "plain" else self.pattern
         appearance = {"size": self.size, "pattern": pattern, "colour": self.colour, "material": self.material}
         return {attribute: value for attribute, value in appearance.items() if value}

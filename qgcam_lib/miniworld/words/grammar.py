@@ -54,7 +54,7 @@ FORMS, CONVERSES = tuple(_forms()), _TABLES["converses"]
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #34d4855f
 class Parse(NamedTuple):
-    "A parsed noun phrase with bits of the objects it surely and possibly fits; `rest`: the state after the phrase."
+    "A parsed noun phrase. sure, possible: bit masks of the objects it fits; rest: the state after the phrase."
 
     words: tuple[str, ...]
     noun: str
@@ -77,11 +77,11 @@ class AnyWorld:
     "A world with one object that fits everything, for parsing without a scene."
 
     def described(self, noun: str, adjectives: tuple[str, ...]) -> tuple[int, int]:
-        "Return bits of the objects that a name with adjectives surely fits, and possibly fits."
+        "Return two bit masks: the objects that a name with adjectives surely fits, and those it possibly fits."
         return 1, 1
 
     def related(self, form: Form, sure: int, possible: int) -> tuple[int, int]:
-        "Return bits of the objects that are surely, and possibly, in this relation to one of the given objects."
+        "Return two bit masks: objects surely in this relation to one in `sure`, and possibly to one in `possible`."
         return 1, 1
 
 # %% ../../../nbs/lib/miniworld/words/05_grammar.ipynb #4a7d798b

@@ -56,7 +56,7 @@ def fitting(self: Narrator, word: str, facts: dict) -> list[Thing]:
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #427e9652
 @patch
 def tell_apart(self: Narrator, t: Thing, word: str, rich: float) -> tuple[dict, list[Thing]]:
-    "Return attributes of an object, each with probability `rich`, plus those needed to identify it; and all that fit."
+    "Return attributes of an object (each at probability `rich`, and those that identify it) and all objects they fit."
     facts, worn = t.facts, t.category in ("clothing", "bodyparts")
     used = {k for k in facts if self.dice.chance(rich) or (worn and k == "colour")}
     in_store = self.dice.shuffled(k for k in facts if k not in used)
@@ -73,7 +73,7 @@ _ANIMAL = 0.04  # chance that an animal is just called "animal"
 
 @patch
 def refer(self: Narrator, t: Thing, rich: float = 0.5) -> MarkedPhrase | None:
-    "Return a phrase that denotes this object and no other in the scene; None if none was found."
+    "Return a phrase that denotes this object and no other in the scene; None if the drawn name allows none."
     if not can_be_named(self.scene, t):
         return None
     word = self.dice.pick(lex.NAMES[t.noun])
@@ -136,7 +136,7 @@ def setting(self: Narrator) -> list:
 # %% ../../../nbs/lib/miniworld/words/02_language.ipynb #dfac37d2
 @patch
 def day(self: Narrator) -> list:
-    "Return, at random, a phrase for the kind of day, an entity without a box, or []."
+    "Return, at random, [] or a phrase for the kind of day (an entity without a box)."
     words = lex.DAYS.get(self.scene.background)
     if words is None or not self.dice.chance(0.12):
         return []

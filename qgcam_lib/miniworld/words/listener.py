@@ -172,7 +172,7 @@ class Listener:
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #c93b6e48
 @patch
 def described(self: Listener, noun: str, adjectives: tuple[str, ...]) -> tuple[int, int]:
-    "Return bits of the objects that a name with adjectives surely fits, and possibly fits."
+    "Return two bit masks: the objects that a name with adjectives surely fits, and those it possibly fits."
     sure, possible = self._word(noun)
     for word in adjectives:
         more = self._word(word)
@@ -182,7 +182,7 @@ def described(self: Listener, noun: str, adjectives: tuple[str, ...]) -> tuple[i
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #573f9a8a
 @patch
 def related(self: Listener, form: Form, sure: int, possible: int) -> tuple[int, int]:
-    "Return bits of the objects that are surely, and possibly, in this relation to one of the given objects."
+    "Return two bit masks: objects surely in this relation to one in `sure`, and possibly to one in `possible`."
     certain = self._related(form.relation, form.turned, True, sure)
     return certain, self._related(form.relation, form.turned, False, possible)
 
@@ -262,7 +262,7 @@ def bag(self: Listener, text: str) -> dict[int, int]:
 
 
 def bag_share(bag: dict[int, int], target: int) -> float:
-    "Return the bag listener's expected accuracy, 0..1: one over the number of objects; 0 if the target is missing."
+    "Return the bag listener's expected accuracy: 1 / the number of objects in `bag`; 0 if the target is not in `bag`."
     return 1.0 / len(bag) if target in bag else 0.0
 
 # %% ../../../nbs/lib/miniworld/words/06_listener.ipynb #b3910002

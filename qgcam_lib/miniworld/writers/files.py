@@ -67,9 +67,9 @@ def _held(root: Path, made: dict, of: str) -> dict[str, int]:
 def layout(name: str, version: int, checksum: str, *, most: int = 99_999, of: str = "pictures") -> Callable:
     """Decorate a function that writes a data set: write only what the folder lacks, and return the folder.
 
-    name, version, checksum: written to the card, to identify the generator; most: the largest count; of: the unit.
+    name, version, checksum: identify the generator; most: the largest count; of: what is counted.
     The function takes the folder `root`, counts (`n`, or `n_` and the name of a part), and by keyword `seed` and `anew`
-    (write everything again, also existing files); `size` and `natural`, if the function has them, are in the card, too.
+    (write everything again, also existing files). `miniworld.json` also records seed, counts, `size` and `natural`.
     Errors: ValueError for a count below 0 or above `most`, and for a folder that contains something else, or was made
     by another version or with another seed.
     """

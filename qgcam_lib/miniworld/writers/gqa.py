@@ -69,7 +69,7 @@ class Asker:
         self.links = [link for link in listener.links() if link[2].parent < 0]
 
     def call(self, t: Thing, without: str = "") -> Called | None:
-        "Words that single an object out, without the attribute `without`; None if four draws find no such words."
+        "Return words that identify an object, none for the attribute `without`; None if four draws give no such words."
         attributes = [fact for fact in t.facts.items() if fact[0] not in (*_SIZED, without)]
         for _ in range(4):
             facts = tuple(fact for fact in attributes if self.dice.chance(0.5))
@@ -79,7 +79,7 @@ class Asker:
         return None
 
     def pair(self, x: Thing, y: Thing) -> tuple[Called, Called] | None:
-        "The words that single out each of two objects; None where one object has none or both are the same."
+        "Return words that identify each of two objects; None if `call` gives none, or if both are the same object."
         first, second = self.call(x), self.call(y)
         return (first, second) if first and second and x.id != y.id else None
 

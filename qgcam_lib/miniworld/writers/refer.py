@@ -99,7 +99,7 @@ def reference(scene: Scene, number: int, sentences: list[dict], split: str) -> d
 
 # %% ../../../nbs/lib/miniworld/writers/03_refer.ipynb #0910fbc7
 def references(scene: Scene, manner: str) -> list[dict]:
-    """Return the references of a scene for one data set, targets in random order, without the ids of `numbered`.
+    """Return the references of a scene for one data set, targets in random order, without the ids that `numbered` adds.
 
     manner: 'refcoco', 'refcoco+' or 'refcocog'. The list is empty if no target has two sentences.
     """

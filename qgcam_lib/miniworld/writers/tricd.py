@@ -137,7 +137,7 @@ COCO_SPLITS = {"train": 200_000, "val": 300_000}
 
 
 def coco_picture(index: int, split: str, *, seed: int = SEED) -> Rendering:
-    """Return image `index` of a split ('train' or 'val'), with the planted biases; the scene's number is its id.
+    """Return image `index` of 'train' or 'val', with the planted biases; the scene's number is the image's id.
 
     Errors: ValueError for another split or an index outside 0..99999.
     """
