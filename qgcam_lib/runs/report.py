@@ -103,8 +103,8 @@ def count_claims(run: GatheredRun) -> dict[str, int] | None:
 
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000012
 _WORDS = ("holds", "holds in part", "does not hold", "not asked")
-_LEAD = ("What papers on visual grounding say, run again. Numbers on the miniworld, synthetic scenes, show that all "
-         "steps work; they are no result about photographs. In Table 1 the best is bold, the second underlined.")
+_LEAD = ("Claims of papers on visual grounding, tested again. Scores on the miniworld (synthetic scenes) show that all "
+         "steps work, and nothing about photographs. In Table 1 the best score is bold, the second underlined.")
 
 
 def _origin(run: GatheredRun) -> str:
@@ -146,7 +146,7 @@ def _claims_part(runs: Sequence[GatheredRun], contents: Contents) -> str:
     rows = "".join(f"<tr><th>{escape(contents.paper(run.notebook))}</th><td>"
                    + link(f"{run.notebook}, {run.name}", f"{run.address}/tables/claims.html") + "</td>"
                    + "".join(f"<td>{counts.get(word, 0)}</td>" for word in _WORDS) + "</tr>" for run, counts in tallies)
-    return f"<h2>The papers' sentences, counted</h2>{wide(f'<table><tr>{head}</tr>{rows}</table>')}"
+    return f"<h2>The papers' claims, counted by verdict</h2>{wide(f'<table><tr>{head}</tr>{rows}</table>')}"
 
 
 # %% ../../nbs/lib/runs/10_report.ipynb #rep0000021
@@ -189,7 +189,7 @@ def front_page(runs: Sequence[GatheredRun], contents: Contents) -> str:
     body = [f"<h1>Report</h1><p>{len(runs)} runs of {len({run.notebook for run in runs})} notebooks; {escape(when)}; "
             f"code {escape(', '.join(commits))}.</p><p>{_LEAD}</p>", runs_table(runs, contents),
             *_front_parts(runs, contents), _claims_part(runs, contents)]
-    about = "A run's id covers notebook, code, parameters and all that it read."
+    about = "A run's id covers its notebook, code, parameters and all data that it read."
     return html_page("qgcam: report", "\n".join(body), about)
 
 # %% ../../nbs/lib/runs/10_report.ipynb #93c1327e
@@ -234,11 +234,12 @@ def write_report(folders: Sequence[str | Path], page: str | Path, contents: Cont
         inside = folder.resolve().is_relative_to(page.parent.resolve())
         parts = folder.resolve().relative_to(page.parent.resolve()).parts if inside else ()
         if len(parts) != 3:
-            raise RunError(f"{folder} must be a folder NOTEBOOK/NAME/ID beside {page}, so that the report's links stay "
-                           "within its folder. Gather it there: qgcam run NOTEBOOK --gather FOLDER", folder)
+            raise RunError(f"folders: expected NOTEBOOK/NAME/ID in the folder of {page}, so that the report's links "
+                           f"work, got {folder}. Gather the run there: qgcam run NOTEBOOK --gather FOLDER", folder)
         runs.append(GatheredRun(folder, "/".join(parts), record))
     if not runs:
-        raise RunError(f"{page}: none of the given runs is valid. Compute them again: make reproduce", page.parent)
+        raise RunError(f"{page}: expected at least one valid run, got none. Compute the runs again: make reproduce",
+                       page.parent)
     runs.sort(key=lambda run: contents.place(run.notebook))
     for notebook in dict.fromkeys(run.notebook for run in runs):
         mine = [run for run in runs if run.notebook == notebook]
