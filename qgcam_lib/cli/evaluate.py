@@ -109,7 +109,7 @@ def _defaults(context: typer.Context, path: Path | None) -> Path | None:
     context.default_map = {}
     for name, value in (read_settings(path) if path else {}).items():
         if name not in names:
-            raise typer.BadParameter(f"{path}: {name!r} is not an option; options: {', '.join(names)}")
+            raise typer.BadParameter(f"{path}: expected names of options ({', '.join(names)}), got {name!r}")
         context.default_map[names[name]] = ([f"{key}={one}" for key, one in value.items()] if isinstance(value, dict)
                                             else ",".join(value) if isinstance(value, list) else value)
     return path

@@ -220,8 +220,7 @@ def score(maps: Annotated[Path, typer.Argument(help=(
           on_error: OnError = "raise", *, common: Any) -> tuple:
     """Score your heat maps against boxes. Reports means, intervals and undefined values; needs no model.
 
-    --by takes columns of the file of boxes. Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2
-    usage error.
+    --by takes columns of the file of boxes. Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     import warnings
 

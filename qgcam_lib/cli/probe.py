@@ -95,8 +95,8 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, common: Any) -> tuple:
     """Evaluate your file of scores on a probe: means, intervals, chance and ties. Needs no model.
 
-    Columns of --by: comparison, kind, category, filler or class. Exit code: 0 scored, 1 a file or a record in it is
-    invalid (it is named), 2 usage error.
+    Columns of --by: comparison, kind, category, filler or class.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.probes.own_scores import score_files
 
@@ -116,8 +116,8 @@ def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`
         common: Any) -> tuple:
     """Run a matcher, a model that scores image-text pairs, on a probe. Reports means, intervals, chance and ties.
 
-    Columns of --by: comparison, kind, category or filler. Exit code: 0 scored, 1 a file or a picture is invalid (it is
-    named), 2 usage error.
+    Columns of --by: comparison, kind, category or filler.
+    Exit code: 0 scored, 1 a file or a picture is invalid, 2 usage error.
     """
     from qgcam_lib.models.named import load_source
     from qgcam_lib.probes.ask import ask_prompts, take_groups

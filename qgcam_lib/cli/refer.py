@@ -47,8 +47,8 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Evaluate your file of scores of candidate boxes: accuracy with interval, chance and ties. Needs no model.
 
-    The table begins with one row per split. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a
-    file or a record in it is invalid (it is named), 2 usage error.
+    The table begins with one row per split. Columns of --by: category, n_candidates, n_words.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.referring.run import score_file
 
@@ -70,8 +70,8 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
         threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Run a ranker, a model that scores candidate boxes, on referring expressions. Reports accuracy and chance.
 
-    The table begins with one row per split. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a
-    file or a picture is invalid (it is named), 2 usage error.
+    The table begins with one row per split. Columns of --by: category, n_candidates, n_words.
+    Exit code: 0 scored, 1 a file or a picture is invalid, 2 usage error.
     """
     from qgcam_lib.data.referring.files import hard_originals
     from qgcam_lib.models.named import load_source

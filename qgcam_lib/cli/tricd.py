@@ -89,7 +89,7 @@ def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
     echo_table(scoring.readable(there, level))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
-    none = f"; none of {', '.join(empty)}" if empty else ""
+    none = f"; no pairs of {', '.join(empty)}" if empty else ""
     say(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}{none}")
     pairs = sum(len(entry["scores"]) > 0 for entry in predictions.values())
     say(f"{predictions.n_boxes} boxes for {pairs} pairs from {short_path(predictions.file)} (form {predictions.form})")
@@ -130,7 +130,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
     merged_recall, upper_bound and group_recall. --out writes the table of scores, one row per subset and score.
 
-    Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.data.tricd.pairs import load_tricd
     from qgcam_lib.errors import ExampleError
@@ -178,7 +178,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=(
               as_json: Json = False) -> None:
     """Score yes/no answers: macro-F1, accuracy and the number of unparsable answers per subset.
 
-    Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.errors import ExampleError
     from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa

@@ -318,6 +318,6 @@ def resolve_parameters(parameters: Mapping[str, Parameter], given: Mapping[str, 
             near = difflib.get_close_matches(name, list(parameters), n=1, cutoff=0.5)
             hint = f" Did you mean `{near[0]}`?" if near else ""
             raise ParameterError(f"parameter `{name}`: there is no such parameter.{hint} "
-                                 f"There are: {', '.join(parameters) or 'none'}.")
+                                 f"Known parameters: {', '.join(parameters) or 'none'}.")
     return {name: coerce(parameter, given[name], text=text) if name in given else to_plain(parameter.default)
             for name, parameter in parameters.items()}

@@ -201,8 +201,8 @@ def _took(plan: RunPlan, n: int) -> dict[str, Any]:
 # %% ../../nbs/lib/runs/12_shards.ipynb #6d128038
 def forecast(notebook: str | Path, parameters: Mapping[str, Any] | None = None, shards: Iterable[int] = (1, 2, 4, 8), *,
              outputs: str | Path | None = None, again: bool = False, progress: bool = False) -> pd.DataFrame:
-    """One row per number of shards: shards, hours (of one), all_hours, memory_mb (of one), disk_mb (of all), took_hours
-    and took_mb (measured on a finished run, else missing), ratio (measured to forecast hours).
+    """One row per number of shards. Columns: shards; hours and memory_mb of one shard; all_hours and disk_mb of all
+    shards; took_hours and took_mb, measured on a finished run, else missing; ratio, took_hours divided by hours.
 
     The calibration is stored in outputs/plans under the run's id. again: calibrate again. Other arguments as in
     `run_notebook`. `attrs`: result of `calibrate`.

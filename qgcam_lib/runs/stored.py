@@ -134,7 +134,8 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
         len(text.encode()) > MAX_BYTES)
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise RunError(f"run {folder.name} of {notebook.name} cannot be stored. {'; '.join(faults[:5])}{more}.", folder)
+        raise RunError(f"run {folder.name} of {notebook.name} cannot be stored: {'; '.join(faults[:5])}{more}. Fix the "
+                       "notebook and run it again", folder)
     write_reference(folder, Path(references) / notebook.stem)
     write_whole(notebook, text)
     return notebook
