@@ -124,7 +124,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
-    """Rows, summary, name of the data and status of one task; the reason instead of the name if it is not run."""
+    """Rows, summary, name of the data and status of one task; if the task is not run, the reason replaces the name."""
     from qgcam_lib.models.named import as_model
 
     task = TASKS[name]
