@@ -80,15 +80,15 @@ BEYOND = {
     "summary: blip, pg_hit/value: from 0.622 to 0.6285": {"summary": moved(SUMMARY, 1, "value", 0.6285)},
     "summary: blip, io_ratio/p_value: from 0.03 to 0.06": {"summary": moved(SUMMARY, 0, "p_value", 0.06)},
     "summary: blip, pg_hit/n: from 497 to 496": {"summary": moved(SUMMARY, 1, "n", 496)},
-    "summary: row centre, pg_hit: from there to gone": {"summary": SUMMARY[:2]},
-    "summary: row blip, wdp: from not there to there": {
+    "summary: row centre, pg_hit: from present to missing": {"summary": SUMMARY[:2]},
+    "summary: row blip, wdp: from missing to present": {
         "summary": pd.concat([SUMMARY, SUMMARY[:1].assign(metric="wdp")])},
-    "summary: column n: from there to gone": {"summary": SUMMARY.drop(columns="n")},
+    "summary: column n: from present to missing": {"summary": SUMMARY.drop(columns="n")},
     "claims: order/verdict: from holds to open": {"claims": moved(CLAIMS, 0, "verdict", "open")},
     "claims: order/ours: from 62.2 % [56.3, 67.8] of 497 to 62.2 % [56.3, 67.8] of 496": {
         "claims": moved(CLAIMS, 0, "ours", "62.2 % [56.3, 67.8] of 496")},
     "records: hit/mean: from 0.25 to 0.26": {"records": LONG.assign(hit=LONG.hit | (LONG.index % 100 == 1))},
-    "tables: claims: from there to gone": {"claims": None},
+    "tables: claims: from present to missing": {"claims": None},
     "results: scores/pg_hit: from 0.622 to 0.63": {"results": {"scores": {"pg_hit": 0.63}}},
 }
 
@@ -142,7 +142,7 @@ def test_the_command_compares_what_the_engine_ran_last(make, reference, tmp_path
     assert cli.main(["reference", "--outputs", str(outputs)]) == 2 and "make reproduce" in capsys.readouterr().err
     (outputs / "gathered").mkdir()
     (outputs / "gathered" / "shown.txt").write_text(f"demo/{'b' * 12}\n")
-    assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 stored page hold" in capsys.readouterr().out
+    assert cli.main(["reference", "--outputs", str(outputs)]) == 0 and "1 run compared" in capsys.readouterr().out
     make("b" * 12, claims=moved(CLAIMS, 0, "verdict", "open"))
     assert cli.main(["reference", "--outputs", str(outputs)]) == 1
     assert "claims: order/verdict: from holds to open" in capsys.readouterr().err

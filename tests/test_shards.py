@@ -135,7 +135,7 @@ def test_what_changed_between_two_shards_stops_the_gather(notebook, tmp_path):
     node = nbformat.read(notebook, 4)
     node.cells[2].source += "  # edited"
     nbformat.write(node, notebook)
-    with pytest.raises(RunError, match="shard 1/2 of run .*: an earlier one was computed before a change of: notebook"):
+    with pytest.raises(RunError, match="shard 1/2 of .*: an earlier shard was computed before a change of: notebook"):
         run_parts(notebook, shard="gather/2", outputs=tmp_path, progress=False)
 
 

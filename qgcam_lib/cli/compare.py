@@ -40,8 +40,8 @@ _SCORES = (*dict.fromkeys([
 
 
 def _score_rows(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
-    """The stored map scores (a store named "model" has the run's own model), and the tables with one row per example:
-    by model, or by variant of one model (stream and alpha of RelComp)."""
+    """The rows per example of a run, {table: {model: rows}}: the stored map scores (the store named "model" belongs to
+    the run's own model), and the tables with one row per example, for RelComp by alpha instead of model."""
     by_table: dict[str, ModelRows] = {}
     for place in sorted({file.parent for file in (folder / "records").glob("*/*.parquet")}):
         name, rows = place.name, RecordStore(place).read()
@@ -106,7 +106,7 @@ _EVALUATE = "evaluate.json"
 
 
 def read_side(folder: str | Path) -> dict[str, Any]:
-    """The record of a run, or of a folder of `qgcam evaluate` in the same form: one data set per task."""
+    """The record of a run; for a folder of `qgcam evaluate`, a record in the same form, with one data set per task."""
     path = Path(folder) / _EVALUATE
     if not path.is_file():
         return read_run(Path(folder))
@@ -142,8 +142,8 @@ def example_rows(folder: str | Path) -> dict[str, ModelRows]:
         return _evaluated(folder)
     record = finished_run(folder, ("table", "records", "predictions"))
     if not (tables := _score_rows(folder, record) | _detections(folder, record) | _answers(folder, record)):
-        raise ParameterError(f"run {folder.name}: {Path(record['notebook']).stem} stores no scores of single "
-                             "examples, which a comparison needs. See its tables: qgcam table "
+        raise ParameterError(f"run {folder.name}: a comparison needs scores of single examples, and "
+                             f"{Path(record['notebook']).stem} stores none. To see the run's tables: qgcam table "
                              f"{folder.name}")
     return tables
 
@@ -263,8 +263,8 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
             tables += [rows_of_cell.assign(**names) for rows_of_cell in differences]
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
-        raise ParameterError(f"expected a table of the same model in both, got {folders[0].name} with {models[0]}, and "
-                             f"{folders[1].name} with {models[1]}. To pair two models: model_a='A', model_b='B'")
+        raise ParameterError(f"expected a table with the same model in both runs, got {models[0]} in {folders[0].name} "
+                             f"and {models[1]} in {folders[1].name}. To pair other models: model_a='A', model_b='B'")
     if not tables:
         raise ParameterError(f"{folders[0].name} and {folders[1].name} have no example in common. Were they drawn with "
                              "different seeds?")
@@ -283,7 +283,7 @@ def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> p
                          f"{list(rows[1])} in {b.name}")
     tables, paired = _compared_rows(*rows, options, allow)
     if not paired:
-        raise ValueError(f"{a.name} and {b.name} have no id in common. Are their scores of the same data?")
+        raise ValueError(f"{a.name} and {b.name} have no id in common. Do both files score the same data?")
     pair = {"table": "scores", "model_a": a.name, "model_b": b.name, "rows_a": len(rows[0]), "rows_b": len(rows[1]),
             "paired": paired, "fall_away": len(rows[0]) + len(rows[1]) - 2 * paired}
     table = pd.concat(tables, ignore_index=True).assign(**pair)[_COLUMNS]

@@ -109,7 +109,7 @@ def _defaults(context: typer.Context, path: Path | None) -> Path | None:
     context.default_map = {}
     for name, value in (read_settings(path) if path else {}).items():
         if name not in names:
-            raise typer.BadParameter(f"{path}: {name!r} is not an option; options: {', '.join(names)}")
+            raise typer.BadParameter(f"{path}: expected names of options ({', '.join(names)}), got {name!r}")
         context.default_map[names[name]] = ([f"{key}={one}" for key, one in value.items()] if isinstance(value, dict)
                                             else ",".join(value) if isinstance(value, list) else value)
     return path
@@ -124,7 +124,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _one(name: str, source: Any, data: str, load: dict, work: dict) -> tuple:
-    """Rows, summary, name of the data and status of one task; the reason instead of the name if it is not run."""
+    """Rows, summary, name of the data and status of one task; if the task is not run, the reason replaces the name."""
     from qgcam_lib.models.named import as_model
 
     task = TASKS[name]
@@ -184,10 +184,10 @@ def _tasks(tasks: str, data: list[str]) -> dict[str, str]:
 
 # %% ../../nbs/lib/cli/10_evaluate.ipynb #294e90ab
 def evaluate(model: Annotated[str, typer.Argument(help=(
-    "a name from `qgcam models`, or module:NAME of your own function or class; without it, the tasks are listed")
+    "a name from `qgcam models`, or module:NAME of your own function or class; default: only list the tasks")
                                                   )] = "",
              tasks: Annotated[str, typer.Option(help=(
-                 "tasks, separated by commas (`list` prints their names and data sets); default: all"))] = "",
+                 "names of tasks, separated by commas; list: only list the tasks; default: all tasks"))] = "",
              data: Annotated[list[str] | None, typer.Option(metavar="TASK=PATH", help=(
                  "data set or folder for a task, instead of its default; repeat the option for several tasks")
                                                             )] = None,
@@ -201,8 +201,8 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
     """Evaluate one model on every task that it can do. Prints one table; writes a folder with one row per example.
 
-    The column `chance` is the score expected by chance. For maps it is the fraction of the image inside
-    the boxes; for TRICD, the score of one box as large as the image, ranked at random.
+    The column `chance` is the score expected by chance. For maps it is the fraction of the image inside the boxes. For
+    TRICD it is the score of a baseline that returns the whole image as every phrase's box, in random order.
 
     Exit code: 0 scored, 1 a task failed, 2 usage error, or no task suits the model.
     """

@@ -40,7 +40,7 @@ from .tricd import tricd_app
 
 # %% ../../nbs/lib/cli/09_main.ipynb #708cd970
 _OWN, _RUNS, _HERE, _KEEP = "Score what you have", "Notebooks and their results", "Models and data", "For maintainers"
-app = Commands("Evaluate vision-language grounding: score maps, detections and probes, rerun the papers.", epilog=(
+app = Commands("Evaluate vision-language grounding: score models or files, and rerun the papers' experiments.", epilog=(
     "Results go to stdout, errors and notes to stderr. Exit code: 0 success; 1 the work failed, or a file is "
     "invalid; 2 usage error; 3 a data set must be downloaded manually. `qgcam COMMAND --help` has an example."))
 app.command(example="qgcam evaluate blip-base --tasks q_groundcam,probe_relation --limit 50", part=_OWN)(evaluate)
@@ -104,7 +104,7 @@ def _echo_parameters(notebook: Path, as_json: bool) -> None:
 
 # %% ../../nbs/lib/cli/09_main.ipynb #c628e8f6
 def _check_maps(values: dict) -> None:
-    """Raise ParameterError if the model is maps:PATH and this file has no map of any example that is drawn."""
+    """Raise ParameterError if the model is maps:PATH and this file has no map of any drawn example."""
     from qgcam_lib.errors import FileFault, ParameterError
     from qgcam_lib.models.named import file_source
 
@@ -137,7 +137,8 @@ def run(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its 
         shards: Annotated[int, typer.Option(min=1, metavar="N", help=(
             "compute the model's outputs in N parts, in parallel processes, then run the notebook"))] = 1,
         shard: Annotated[str, typer.Option(metavar="K/N", help=(
-            "K/N: compute only part K of N of the model's outputs; gather/N: run the notebook from the N parts"))] = "",
+            "K/N: compute only part K of N of the model's outputs; gather/N: run the notebook with the N finished "
+            "parts"))] = "",
         table: Annotated[bool, typer.Option("--table", help="also print the score tables of the run")] = False,
         quiet: Quiet = False,
         as_json: Json = False
@@ -202,8 +203,8 @@ def score(maps: Annotated[Path, typer.Argument(help=(
               "how maps are rescaled before scoring: paper (as in Q-GroundCAM), pixel (min-max, then bilinear to the "
               "image's size), amc or gscorecam (as in the code of these papers), native (not at all)"))] = "paper",
           ties: choice(TIES, "expected (pg_hit is the share of a map's equal maxima that are in a box)",
-                       "first (whether the first of them in reading order is)", "optimistic (whether any is)",
-                       "pessimistic (whether all are)") = "expected",
+                       "first (1 if the first maximum in reading order is in a box)", "optimistic (1 if any is)",
+                       "pessimistic (1 if all are)") = "expected",
           tau: Annotated[float, typer.Option(help=(
               "for pg_uncertain: ignore peaks (local maxima) up to this value"))] = 0.7,
           delta: Annotated[float, typer.Option(help=(
@@ -213,14 +214,13 @@ def score(maps: Annotated[Path, typer.Argument(help=(
               ))] = "error",
           box_format: BoxFormat = None,
           size: Annotated[str | None, typer.Option(metavar="HxW", help=(
-              "height and width of the images that have no size in the file of boxes, such as 384x512"))] = None,
+              "height and width, such as 384x512, of images whose size is not in the file of boxes"))] = None,
           missing: choice(MISSING, "raise (an error if an id is in one file only)",
                           "drop (score only the ids in both files)") = "raise",
           on_error: OnError = "raise", *, common: Any) -> tuple:
     """Score your heat maps against boxes. Reports means, intervals and undefined values; needs no model.
 
-    --by takes columns of the file of boxes. Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2
-    usage error.
+    --by takes columns of the file of boxes. Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     import warnings
 

@@ -57,7 +57,7 @@ def _blind(groups: Any, captions: Path | None, by_class: bool, options: dict[str
     if captions is None:
         return None
     if groups is None:
-        raise ValueError("blind: the text-only baseline needs the prompts of the groups. Pass the file of groups")
+        raise ValueError("blind: the text-only baseline needs the prompts in the file of groups. Pass this file too")
     scores = blind_scores(groups, Blind(NGrams(training_captions(captions))))
     return score_classes(groups, scores) if by_class else score_groups(groups, scores, **options | {"missing": "raise"})
 
@@ -69,13 +69,13 @@ def _summary(frame: Any, blind: Any, common: Any) -> Any:
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #1d87171c
 _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
-    "also score a text-only baseline, an n-gram model of the captions in this file: one caption per line, COCO's "
-    "captions or Visual Genome's region descriptions"))]
+    "also score a text-only baseline: an n-gram model of the captions in this file (one caption per line, COCO's "
+    "captions, or Visual Genome's region descriptions)"))]
 _Form = Annotated[str | None, typer.Option(help=(
     "form of the file of groups: relation (Probe-R), swap (Probe-C), background or object (Probe-B), or relcomp; "
     "default: recognised from its first record"))]
 _Average = Annotated[str, typer.Option(help=(
-    "what is averaged over the images of a choice (Probe-R, RelComp): logits or probabilities"))]
+    "for choices between two prompts over several images (Probe-R, RelComp): average logits or probabilities"))]
 _Ties = choice(TIES, "expected (Probe-B's AP is the mean over all orders of equal scores)",
                "optimistic (the best order)", "pessimistic (the worst order)", "block (as in scikit-learn)")
 _GROUPS = "file of the probe's groups, in one of the published formats"
@@ -88,15 +88,15 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           groups: Annotated[Path | None, typer.Argument(help=(
               f"{_GROUPS}; not needed with the columns c0_i0 to c1_i1"))] = None, kind: Kind = None, form: _Form = None,
           image_ids: Annotated[str, typer.Option(help=(
-              "column image of the scores: name (as in the file of groups) or number (the last number in that name)"
+              "values of the column image: name (as in the file of groups) or number (the last number in that name)"
               ))] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help=(
               "for Probe-B: score each present class of a group, instead of the group"))] = False,
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, common: Any) -> tuple:
     """Evaluate your file of scores on a probe: means, intervals, chance and ties. Needs no model.
 
-    Columns of --by: comparison, kind, category, filler or class. Exit code: 0 scored, 1 a file or a record in it is
-    invalid (it is named), 2 usage error.
+    Columns of --by: comparison, kind, category, filler or class.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.probes.own_scores import score_files
 
@@ -116,8 +116,8 @@ def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`
         common: Any) -> tuple:
     """Run a matcher, a model that scores image-text pairs, on a probe. Reports means, intervals, chance and ties.
 
-    Columns of --by: comparison, kind, category or filler. Exit code: 0 scored, 1 a file or a picture is invalid (it is
-    named), 2 usage error.
+    Columns of --by: comparison, kind, category or filler.
+    Exit code: 0 scored, 1 a file or a picture is invalid, 2 usage error.
     """
     from qgcam_lib.models.named import load_source
     from qgcam_lib.probes.ask import ask_prompts, take_groups
@@ -164,7 +164,7 @@ def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
     for pair in pairs:
         name, mark, text = pair.partition("=")
         if not mark or name not in choices:
-            raise ValueError(f"option: expected NAME=VALUE with one of {', '.join(choices)}, got {pair}")
+            raise ValueError(f"option: expected NAME=VALUE, NAME being one of {', '.join(choices)}, got {pair}")
         is_list = typing.get_origin(choices[name][0]) is tuple
         outer, _, last = name.rpartition(".")
         place = values.setdefault(outer, {}) if outer else values
@@ -173,13 +173,14 @@ def with_options(kind: type, pairs: Sequence[str], **more: Any) -> Any:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ValueError(f"option: {name}: {first['msg']}, got {first['input']!r:.60}") from error
+        name, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"option: {name}: {problem}, got {first['input']!r:.60}" if name else f"option: {problem}"
+                         ) from error
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #70a0fc3e
 def source_folder(name: str, argument: str = "root") -> Path:
-    """The folder of annotations for a text: a folder, or a name in `data.catalog`, such as visual-genome, coco,
-    miniworld-visual-genome or miniworld-coco. Missing data of the miniworld are generated.
+    """The folder of annotations. name: a folder, or a name in `data.catalog`, such as visual-genome, coco,
+    miniworld-visual-genome or miniworld-coco; missing data of the miniworld are generated.
     argument: name of the argument, for the message. Errors: FileNotFoundError."""
     from qgcam_lib.data.catalog import NAMES, dataset_folder
 
@@ -218,8 +219,8 @@ def _write(built: Any, path: Path, classes: dict[str, str] | None = None) -> dic
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #35260a15
 def _print(files: Sequence[dict[str, Any]], as_json: bool, once: bool = False) -> None:
-    """Print the steps and notes of the written files. once: print them for the first file only, since all have the
-    same. Exits with code 1 if no file has a group."""
+    """Print the steps and notes of the written files. once: all files have the same steps and notes; print them for the
+    first. Exits with code 1 if no file has a group."""
     import pandas as pd
 
     if as_json:
@@ -244,10 +245,10 @@ _List = Annotated[bool, typer.Option("--list-options", help="list the options an
 def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              out: Annotated[Path, typer.Argument(help="a .json file, or a folder for relation_eval_subject.json")],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                 "folder of the pictures; repeat the option for several; default: VG_100K, VG_100K_2 and images in the "
-                 "first folder"))] = None,
+                 "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
+                 "images of Visual Genome"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: a true relation per image, and two with an unlikely predicate or subject."""
+    """Build Probe-R from Visual Genome: per image a true relation, and two unlikely ones (predicate, subject)."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -269,8 +270,8 @@ class _SwapOptions:
 # %% ../../nbs/lib/cli/04_probe.ipynb #4477ff29
 @build_app.command(example="qgcam probe build composition miniworld-coco OUT")
 def composition(root: Annotated[str, typer.Argument(help=_COCO)],
-                out: Annotated[Path, typer.Argument(help="a folder for the two files")],
-                split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
+                out: Annotated[Path, typer.Argument(help="a folder for the two files of groups")],
+                split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "val2014",
                 option: _Option = None, options: _List = False, as_json: Json = False) -> None:
     """Build Probe-C from COCO's captions: one object with opposite attributes, or two objects with one attribute."""
     from qgcam_lib.data.coco.folder import Coco
@@ -288,10 +289,10 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
 def background(root: Annotated[str, typer.Argument(help=_COCO)],
                out: Annotated[Path, typer.Argument(help="a folder for the pictures and the files")],
                part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
-               split: Annotated[str, typer.Option(help="split, as it occurs in the file names")] = "val2014",
+               split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                   "folder of scenes that show no class of the probe, for the filler `scene`; repeat the option for "
-                   "several; default: without this filler"))] = None,
+                   "folder of scenes without any class of the probe, which replace the background (filler `scene`); "
+                   "repeat the option for several; default: black, gray and noise only"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-B from COCO's instances: pictures without background, with a patch, or with only one object."""
@@ -306,7 +307,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     pairs = list(option or [])
     if not scenes and not any(one.startswith("fillers=") for one in pairs):
         pairs.append("fillers=black,gray,noise")
-        say("no --scenes given: the filler `scene` is left out", err=True)
+        say("without --scenes, no background is replaced by a scene (filler `scene`)", err=True)
     how = _options(ContextOptions, pairs, options, as_json, scenes=tuple(scenes or ()))
     coco, made = Coco(source_folder(root), split), []
     for build, name in parts[part]:
@@ -318,13 +319,13 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
 @build_app.command(example="qgcam probe build relcomp visual-genome OUT --coco coco --probe relation_eval_subject.json")
 def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             out: Annotated[Path, typer.Argument(help="a folder for relcomp_train.json and relcomp_test.json")],
-            coco: Annotated[str | None, typer.Option(help=f"captions whose attributes change: {_COCO}")] = None,
-            split: Annotated[str, typer.Option(help="split of COCO, as it occurs in the file names")] = "train2014",
+            coco: Annotated[str | None, typer.Option(help=f"source of the captions: {_COCO}; default: none")] = None,
+            split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "train2014",
             probe: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                 "exclude the pictures and captions of this file of Probe-R or Probe-C; repeat the option for several"
                 ))] = None,
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build RelComp: captions with another attribute (COCO) and relations with another predicate (Visual Genome)."""
+    """Build RelComp: a true and a false rewording per caption, by attributes (COCO) or predicates (Visual Genome)."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.data.visual_genome.folder import VisualGenome
@@ -333,7 +334,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     how = _options(RelCompOptions, option, options, as_json)
     probes = [group for path in probe or [] for group in read_groups(path)]
     if not probes:
-        say("no --probe given: the groups may share pictures and captions with the probes", err=True)
+        say("without --probe, RelComp may share pictures and captions with the probes", err=True)
     captions = Coco(source_folder(coco, "coco"), split).captions if coco else None
     sets = build_relcomp(captions, VisualGenome(source_folder(root)), probes, how, progress=not quiet)
     _print([_write(built, out / f"relcomp_{side}.json") for side, built in sets.items()], as_json, once=True)

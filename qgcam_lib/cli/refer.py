@@ -19,13 +19,13 @@ from .scoring import OF_MODEL, OF_SCORES, Images, Json, Kind, scoring_command, w
 refer_app = Commands("Referring expressions: evaluate which boxes a model, or a file of scores, chooses.")
 
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc106
-_EXPRESSIONS = "Ref-Adv in either published JSON, or a folder of RefCOCOg (refs(umd).p, instances.json)"
+_EXPRESSIONS = "one of Ref-Adv's JSON files, or a folder of RefCOCOg (refs(umd).p, instances.json)"
 _Split = Annotated[str, typer.Option(help=(
-    "of a file of Ref-Adv: ref-easy, ref-hard or ref-adv (default: all); of a folder of RefCOCOg: train, val or test "
+    "for a file of Ref-Adv: ref-easy, ref-hard or ref-adv (default: all); for a folder of RefCOCOg: train, val or test "
     "(default: test)"))]
 _Threshold = Annotated[float, typer.Option(min=0.01, max=1, help=(
-    "a choice is correct if its IoU with the target's box is at least this"))]
-_Strict = Annotated[bool, typer.Option("--strict", help="require an IoU above the threshold, not equal to it")]
+    "a chosen box is correct if its IoU with the target's box is at least this value"))]
+_Strict = Annotated[bool, typer.Option("--strict", help="the IoU must be above the threshold; an equal IoU is wrong")]
 
 
 def _summary(frame: Any, options: Any) -> Any:
@@ -47,8 +47,8 @@ def score(scores: Annotated[Path, typer.Argument(help=(
           kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Evaluate your file of scores of candidate boxes: accuracy with interval, chance and ties. Needs no model.
 
-    The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
-    or a record in it is invalid (it is named), 2 usage error.
+    The table begins with one row per split. Columns of --by: category, n_candidates, n_words.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.referring.run import score_file
 
@@ -66,12 +66,12 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
         how: Annotated[str, typer.Option("--perturb", help=(
             "change the expressions: plain (lower case, no punctuation), shuffle (random word order), reverse, "
             "nouns_adjectives (keep only these), swap_head (exchange the head noun with another noun) or shipped (the "
-            "hard expressions in Ref-Adv's raw file, as shuffled there); default: no change"))] = "",
+            "shuffled hard expressions that Ref-Adv's raw file contains); default: no change"))] = "",
         threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Run a ranker, a model that scores candidate boxes, on referring expressions. Reports accuracy and chance.
 
-    The rows of each split come first. Columns of --by: category, n_candidates, n_words. Exit code: 0 scored, 1 a file
-    or a picture is invalid (it is named), 2 usage error.
+    The table begins with one row per split. Columns of --by: category, n_candidates, n_words.
+    Exit code: 0 scored, 1 a file or a picture is invalid, 2 usage error.
     """
     from qgcam_lib.data.referring.files import hard_originals
     from qgcam_lib.models.named import load_source
@@ -99,10 +99,10 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
 def splits(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
            out: scoring.Out = None,
            as_json: Json = False) -> None:
-    """Count the expressions and candidates of each split, and the accuracy of random choice.
+    """Count the expressions and candidates of each split, and compute the accuracy of a random choice.
 
-    The column random is the accuracy of random choice: the mean share of candidates with an IoU of .5 or more with the
-    target. --out writes one row per candidate: id, candidate, image, text, box.
+    This accuracy (column random) is the share of candidates whose IoU with the target is at least .5, averaged over
+    expressions. --out writes one row per candidate: id, candidate, image, text, box, split.
     """
     from qgcam_lib.data.referring.expressions import candidate_counts
     from qgcam_lib.referring.run import expression_boxes, read_expressions

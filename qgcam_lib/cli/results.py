@@ -31,7 +31,7 @@ def _no_run(name: str, outputs: Path, runs: list[tuple[Path, dict]]) -> FileNotF
     if not runs:
         return FileNotFoundError(f"no finished run in {short_path(outputs)}. Make one: qgcam run q_groundcam")
     if not name:
-        return FileNotFoundError("a run's id, its folder or its notebook is needed. See: qgcam runs")
+        return FileNotFoundError("expected a run's id, folder or notebook, got an empty name. See: qgcam runs")
     names = dict.fromkeys(text for folder, _ in runs for text in (folder.parent.name, folder.name))
     near = get_close_matches(name, names, 3, 0.5) or [text for text in names if text.startswith(name[:4])][:3]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -196,7 +196,7 @@ def not_scored(folder: Path) -> str:
         return ""
     count = failed["model"].value_counts().max() if "model" in failed else len(failed)
     n = read_run(folder)["results"].get("n")
-    return f", {count}{f' of {n}' if n else ''} examples could not be scored (table failed)"
+    return f", {count}{f' of {n}' if n else ''} examples could not be scored (see tables/failed.csv)"
 
 # %% ../../nbs/lib/cli/07_results.ipynb #c2990004
 def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its name in nbs/papers")],
@@ -207,7 +207,8 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
          outputs: Outputs = None, as_json: Json = False) -> None:
     """Predict the hours, memory and disk space of a run and its shards on this machine.
 
-    First measures the model's speed for about a minute. The table also shows the time and memory of finished runs."""
+    Unless the model's speed is known, measures it first, for about a minute. The table also shows the time and memory
+    of finished runs."""
     from qgcam_lib.runs.shards import forecast
 
     frame = forecast(notebook_path(notebook), given_parameters(parameter, file), shards or (1, 2, 4, 8),
@@ -215,8 +216,8 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
     costs = frame.attrs
     if as_json:
         return echo_json(costs | {"rows": rows_of(frame)})
-    say(f"{costs['pictures']} pictures on {costs['device']}: the model needs {costs['asking']:.0f} s for all of them, "
-        f"and each shard {costs['fixed']:.0f} s more; the time for tables and figures is not included")
+    say(f"{costs['pictures']} pictures on {costs['device']}: the model needs {costs['asking']:.0f} s for all of them; "
+        f"each shard adds {costs['fixed']:.0f} s. The time for tables and figures is not included.")
     echo_table(frame.dropna(axis="columns", how="all"), "{:.3g}".format)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ea524b63
@@ -225,7 +226,7 @@ def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
           outputs: Outputs = None, as_json: Json = False) -> None:
     """Print the score tables of a run (default: the newest finished one), its id and the path of its report.
 
-    Refuses a run whose table files have changed since it recorded them.
+    Fails if the run's table files have changed since the run ended.
     """
     from qgcam_lib.runs.gather import run_line
 
@@ -255,7 +256,7 @@ def _echo_comparison(table: Any, level: float) -> None:
     say("\nIntervals and p-values are clustered by group, and not corrected for the number of tests.")
 
 # %% ../../nbs/lib/cli/07_results.ipynb #631d09e5
-_RUN = "a run (id, folder, or notebook: its newest), a folder of `qgcam evaluate`, or a table of scores by id"
+_RUN = "id or folder of a run, a notebook (its newest run), a folder of `qgcam evaluate`, or a table of scores with ids"
 
 
 def _side(name: str, outputs: Path | None) -> Path:
@@ -275,9 +276,9 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "model of RUN_A; default: pair the main models of the two runs, and all models that both have"))] = "",
+                "model of RUN_A; default: compare the runs' main models, and every model that both runs have"))] = "",
             model_b: Annotated[str, typer.Option(help=(
-                "model of RUN_B; if you give only one of the two, it is used for both runs"))] = "",
+                "model of RUN_B; a single --model-a or --model-b applies to both runs"))] = "",
             metrics: Metrics = None,
             allow: Annotated[bool, typer.Option("--allow", help=(
                 "compare the runs even if their data or scoring differ"))] = False,

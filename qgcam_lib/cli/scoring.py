@@ -114,8 +114,8 @@ def readable(summary: Any, level: float = 0.95) -> Any:
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #3af2a44a
 def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) -> Any:
-    """The summary over all rows, and below it the summary by the columns `by`, if there are any. In the overall rows
-    these columns contain "all"."""
+    """The summary over all rows, with "all" in the columns `by`; below it, unless `by` is empty, the summary by these
+    columns."""
     import pandas as pd
 
     parts = [summarize(None), *([summarize(list(by))] if by else [])]
@@ -126,8 +126,8 @@ def with_all(summarize: Callable[[list[str] | None], Any], by: Sequence[str]) ->
 
 # %% ../../nbs/lib/cli/02_scoring.ipynb #517cca67
 def report(summary: Any, about: dict[str, Any], level: float, as_json: bool) -> None:
-    """Print a summary and a description of its input, as a table or as JSON. about: the description, texts and numbers
-    by name; a dict or list is printed only as JSON."""
+    """Print a summary and a description of its input, as a table or as JSON. about: the description, name -> value;
+    dicts and lists are printed only as JSON."""
     if as_json:
         return echo_json({**about, "level": level, "summary": rows_of(summary)})
     echo_table(readable(summary, level))

@@ -23,16 +23,16 @@ tricd_app = Commands("TRICD, contextual phrase detection: score detections and a
 # %% ../../nbs/lib/cli/03_tricd.ipynb #87d52931
 _Split = Annotated[str | None, typer.Option(help="test or val; default: test, or val if the folder has only val")]
 _Ties = scoring.choice(scoring.TIES, (
-    "first (at equal scores, group recall puts the pair with a true caption first, AP the lower image id, as in the "
-    "authors' code)"), "pessimistic (false captions come first)")
+    "first (as in the authors' code: at equal scores, group recall ranks the pair with a true caption first, and AP "
+    "ranks the lower image id first)"), "pessimistic (false captions first)")
 _ImageIds = Annotated[str, typer.Option(help=(
     "meaning of an image id in the predictions: 'pair' (TRICD's id), 'file' (the file name), or the path of a JSON "
     "file {id: pair}"))]
 
 
 def _annotations(text: str | None, split: str | None, kind: str = "grounding") -> Path:
-    """The annotation file that an option names: the file itself, or that of the split in a folder, in "tricd" (the
-    default) or in "miniworld-tricd"."""
+    """The annotation file for an argument: the file itself, or the split's file in a folder or in the data set tricd
+    (default) or miniworld-tricd."""
     from qgcam_lib.data.tricd.files import tricd_files, tricd_folder, tricd_splits
     from qgcam_lib.settings import settings
 
@@ -41,16 +41,16 @@ def _annotations(text: str | None, split: str | None, kind: str = "grounding") -
     if text is not None and Path(text).is_file():
         return Path(text)
     if text is None and not (settings.data_root / "raw" / "tricd").is_dir():
-        raise FileNotFoundError(f"no annotations in {settings.data_root}/raw/tricd. Name the file, or get it: "
-                                "qgcam data fetch tricd")
+        raise FileNotFoundError(f"{settings.data_root}/raw/tricd: no such folder. Pass the path of TRICD's file, or "
+                                "download TRICD: qgcam data fetch tricd")
     if text not in (None, "tricd", "miniworld-tricd") and not Path(text).is_dir():
-        raise FileNotFoundError(f"{text}: no such file or folder. Give one, or the name tricd or miniworld-tricd")
+        raise FileNotFoundError(f"{text}: no such file or folder. Pass a path, or the name tricd or miniworld-tricd")
     folder = tricd_folder(text or "tricd")
     files = tricd_files(folder, split or tricd_splits(folder)[0])
     path = files.grounding if kind == "grounding" else files.questions
     if path is None:
-        raise FileNotFoundError(f"{folder}: there is no TRICD_{kind}_{files.split}.json in this folder. Name another "
-                                "folder, or the file")
+        raise FileNotFoundError(f"{folder}: there is no TRICD_{kind}_{files.split}.json in this folder. Pass another "
+                                "folder, or the path of the file")
     return path
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #fcaf1a98
@@ -89,7 +89,7 @@ def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
     there = table[(table["n"] > 0) | (table["n_undefined"] > 0)]
     echo_table(scoring.readable(there, level))
     empty = [name for name in dict.fromkeys(table["subset"]) if name not in set(there["subset"])]
-    none = f"; none of {', '.join(empty)}" if empty else ""
+    none = f"; no pairs of {', '.join(empty)}" if empty else ""
     say(f"\n{len(data)} pairs in {len(data.group_names)} groups of {short_path(data.file)}{none}")
     pairs = sum(len(entry["scores"]) > 0 for entry in predictions.values())
     say(f"{predictions.n_boxes} boxes for {pairs} pairs from {short_path(predictions.file)} (form {predictions.form})")
@@ -130,7 +130,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
     merged_recall, upper_bound and group_recall. --out writes the table of scores, one row per subset and score.
 
-    Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.data.tricd.pairs import load_tricd
     from qgcam_lib.errors import ExampleError
@@ -178,7 +178,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=(
               as_json: Json = False) -> None:
     """Score yes/no answers: macro-F1, accuracy and the number of unparsable answers per subset.
 
-    Exit code: 0 scored, 1 a file or a record in it is invalid (it is named), 2 usage error.
+    Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
     from qgcam_lib.errors import ExampleError
     from qgcam_lib.phrase_detection.questions import evaluate_answers, load_tricd_vqa

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 def _checked_name(name: str) -> str:
     """`name` if it is a valid file name on every system; otherwise ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise ValueError(f"name: expected letters, digits, - and _, got {name!r}. It becomes a file "
-                         "name; put a text for the reader into `caption`.")
+        raise ValueError(f"name: expected letters, digits, - and _, got {name!r}. The name becomes a file "
+                         "name; put any other text into `caption`.")
     return name
 
 # %% ../../nbs/lib/runs/04_current.ipynb #be059463
@@ -120,7 +120,7 @@ def save_text(self: Run, text: str, name: str, caption: str = "") -> Path:
 def save_figure(self: Run, figure: "matplotlib.figure.Figure", name: str, caption: str = "") -> Path:
     """Save a matplotlib figure as figures/<name>.png and .svg; returns the path of the PNG.
 
-    The texts of the figure become plain (`page.picture.laid_out`).
+    The figure's texts are shown as plain text, `$` as a dollar sign (`page.picture.plain_texts`).
     """
     import matplotlib
 
@@ -177,8 +177,8 @@ def hold_lock(path: Path, busy: str, wait: float = 0.0) -> Iterator[int]:
             if time.monotonic() > deadline:
                 owner = os.read(lock, 1000).decode(errors="replace").strip() or "unknown"
                 os.close(lock)
-                raise RunError(f"{busy} ({owner}). Wait until it has ended, or end it; the next call then continues "
-                               "from the stored results.", path.parent) from None
+                raise RunError(f"{busy} ({owner}). Wait until that process has ended, or stop it; the next call then "
+                               "continues from the stored results.", path.parent) from None
             time.sleep(0.1)
         os.close(lock)
     try:

@@ -219,8 +219,8 @@ def read_notebook(notebook: str | Path | Any) -> Any:
             return node
     except Exception as error:  # nbformat raises many kinds of errors for a broken file
         raise ParameterError(f"notebook: {notebook} is not a valid notebook of format 4 "
-                             f"({str(error).strip().partition(chr(10))[0][:200]}). Open it in Jupyter and save it, or "
-                             "fetch it again.") from error
+                             f"({str(error).strip().partition(chr(10))[0][:200]}). Open the file in Jupyter and save "
+                             "it, or restore the original.") from error
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #6858b614
 def _code_cells(notebook: str | Path | Any) -> list[tuple[str, list[str]]]:
@@ -263,12 +263,12 @@ def _parameter(statement: ast.stmt, comments: dict[int, str], name: str, origins
             annotation = ""
         case _:
             raise ParameterError(f"{name}: the parameters cell may hold only lines `name: type = literal`, "
-                                 f"found `{ast.unparse(statement)}`. Move it to the next cell.")
+                                 f"found `{ast.unparse(statement)}`. Move this statement to the next cell.")
     try:
         default = ast.literal_eval(value)
     except (ValueError, TypeError) as error:
         raise ParameterError(f"parameter `{target}`: expected a literal default, got the expression "
-                             f"`{ast.unparse(value):.200}`, whose value a run's parameters could not change. "
+                             f"`{ast.unparse(value):.200}`, which is not recomputed when a run changes a parameter. "
                              f"Compute `{target}` in the next cell.") from error
     parameter = Parameter(target, annotation, default, comments.get(statement.end_lineno, ""), origins)
     coerce(parameter, default, text=False)
@@ -290,7 +290,7 @@ def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, P
     for statement in statements:
         parameter = _parameter(statement, comments, name, origins)
         if parameter is not None and parameter.name in parameters:
-            raise ParameterError(f"parameter `{parameter.name}`: given twice in the parameters cell. Delete one line.")
+            raise ParameterError(f"parameter `{parameter.name}`: defined twice in the parameters cell. Delete a line.")
         if parameter is not None:
             parameters[parameter.name] = parameter
     return parameters
@@ -318,6 +318,6 @@ def resolve_parameters(parameters: Mapping[str, Parameter], given: Mapping[str, 
             near = difflib.get_close_matches(name, list(parameters), n=1, cutoff=0.5)
             hint = f" Did you mean `{near[0]}`?" if near else ""
             raise ParameterError(f"parameter `{name}`: there is no such parameter.{hint} "
-                                 f"There are: {', '.join(parameters) or 'none'}.")
+                                 f"Known parameters: {', '.join(parameters) or 'none'}.")
     return {name: coerce(parameter, given[name], text=text) if name in given else to_plain(parameter.default)
             for name, parameter in parameters.items()}

@@ -203,7 +203,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 # %% ../../nbs/lib/runs/03_record.ipynb #7dd28081
 def record_fault(folder: str | Path) -> str:
-    """Why the run in `folder` cannot be listed, in a few words; "" if it can, or without a record."""
+    """Why the run in `folder` cannot be listed, in a few words; "" if it can be listed or has no record."""
     path = Path(folder) / RUN_FILE
     if not path.is_file():
         return ""
@@ -320,7 +320,7 @@ def find_runs(outputs: str | Path | None = None, notebook: str | None = None, st
 
     outputs: None for the folder from the settings. notebook: only runs of this notebook (its name without .ipynb).
     status: only runs with this status ("ok", "failed", "running"); None: all of these; "interactive": runs outside the
-    runner, with the time of their end, or None, under "finished" in the record. A run whose process ended without
+    runner, whose records have the time of the end, or None, under "finished". A run whose process ended without
     an error message counts as failed. say: called with one line for each run left out because its run.json is invalid.
     """
     outputs, runs = Path(outputs or settings.outputs) / ("interactive" if status == "interactive" else ""), []

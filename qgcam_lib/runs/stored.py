@@ -52,7 +52,7 @@ def _faults(output: Any) -> Iterator[str]:
             yield "a dictionary as Python prints it (use run.show or run.show_card)"
     for kind in output.get("data", {}):
         if kind.startswith("image/") and not output.get("metadata", {}).get(kind, {}).get("alt"):
-            yield "a picture without a text for it (use run.show)"
+            yield "a picture without alternative text (use run.show)"
 
 # %% ../../nbs/lib/runs/09_stored.ipynb #e2772fc6
 def unfit_outputs(notebook: Any) -> list[str]:
@@ -99,7 +99,7 @@ def with_outputs(source: Any, executed: Any) -> Any:
             and "injected-parameters" not in cell.get("metadata", {}).get("tags", [])]
     if [cell.source for cell in done] != [cell.source for cell in mine]:
         raise ValueError("executed: expected the same code cells as in the source notebook, which has changed since "
-                         "this run. Run it again")
+                         "this run. Run the notebook again")
     for cell, other in zip(mine, done):
         cell.outputs, cell.execution_count = _kept_outputs(other), None
     return made
@@ -118,7 +118,7 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
     git = record.get("git") or {}
     if not git.get("commit") or git.get("dirty"):
         raise RunError(f"run {folder.name} of {notebook.name} was computed without git or with uncommitted changes, so "
-                       "no commit identifies its code. Commit them and run it again: make papers", folder)
+                       "no commit identifies its code. Commit all changes, then run it again: make papers", folder)
     try:
         made = with_outputs(notebook, folder / "run.ipynb")
     except ValueError as error:
@@ -134,7 +134,8 @@ def store_run(folder: str | Path, notebook: str | Path, references: str | Path =
         len(text.encode()) > MAX_BYTES)
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise RunError(f"run {folder.name} of {notebook.name} cannot be stored. {'; '.join(faults[:5])}{more}.", folder)
+        raise RunError(f"run {folder.name} of {notebook.name} cannot be stored: {'; '.join(faults[:5])}{more}. Fix the "
+                       "notebook and run it again", folder)
     write_reference(folder, Path(references) / notebook.stem)
     write_whole(notebook, text)
     return notebook
