@@ -43,7 +43,8 @@ READINGS = {
     "x, y, width, height (convert with xywh_to_xyxy, or choose the box format xywh)": xywh_to_xyxy,
     "corners, which were read as x, y, width, height (choose the box format xyxy)":
         lambda boxes: np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
-    "y0, x0, y1, x1 (or sizes were passed as (width, height))": lambda boxes: boxes[:, [1, 0, 3, 2]],
+    "y0, x0, y1, x1, or with width and height exchanged: sizes are (height, width)":
+        lambda boxes: boxes[:, [1, 0, 3, 2]],
     "y0, y1, x0, x1 (convert with yyxx_to_xyxy, or choose the box format yyxx)": yyxx_to_xyxy,
     "x0, x1, y0, y1": lambda boxes: boxes[:, [0, 2, 1, 3]],
 }
@@ -61,7 +62,7 @@ def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
         return ""
     left = {how: _share_outside(read(boxes), sizes) for how, read in READINGS.items()}
     how = min(left, key=left.get)
-    text = f"{share:.0%} of the boxes are inverted or extend beyond their pictures: "
+    text = f"{share:.0%} of the boxes are inverted or extend beyond their images: "
     if left[how] <= min(share / 5, 0.05):
         return f"{text}they fit as {how}"
     return f"{text}are the boxes in pixels, and the sizes (height, width)?" if share > most else ""
@@ -170,7 +171,7 @@ def stretched(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> dic
         parts, far = boxes / np.tile(unit, 2), np.full(picture.max(initial=0) + 1, -np.inf)
         np.maximum.at(far, picture, parts[:, 2:].max(1))
         reach = np.quantile(far, 0.98)
-        candidates[f"boxes stretched from {what.format(reach)} to their pictures"] = parts / reach
+        candidates[f"boxes stretched from {what.format(reach)} to their images"] = parts / reach
     return candidates
 
 # %% ../nbs/lib/05_checks.ipynb #a8085bbd

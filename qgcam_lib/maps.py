@@ -317,6 +317,7 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
             )
         if a.shape != done[0].shape:
             raise ValueError(
-                f"maps: expected one grid, got {done[0].shape} and {a.shape} (map {n}); prepare each size separately"
+                f"maps: expected one output grid, got {done[0].shape} for map 0 and {a.shape} for map {n}; prepare "
+                "each size separately"
             )
     return np.stack(done) if done else np.zeros((0, *p.grid_for((0, 0), size)), np.float32)

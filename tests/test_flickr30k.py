@@ -470,7 +470,7 @@ def test_verify_looks_into_every_picture(root):
 def test_boxes_that_stick_out_are_a_note(root):
     (root / "Annotations/11.xml").write_text(GOOD.replace("<xmax>80", "<xmax>99"))
     table = Flickr30kEntities(root).verify()
-    assert table.severity.tolist() == ["note"] and "1 boxes stick out" in table.problem[0]
+    assert table.severity.tolist() == ["note"] and "1 boxes extend beyond" in table.problem[0]
 
 
 def test_another_layout_is_told_what_was_expected_and_found(root, tmp_path):

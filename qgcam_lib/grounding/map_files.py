@@ -78,7 +78,7 @@ def _open_safetensors(path: Path) -> MapFile:
         opened = {"np": safe_open(path, framework="np")}
         slices = {name: opened["np"].get_slice(name) for name in opened["np"].keys()}
     except (SafetensorError, OSError) as error:
-        raise FileFault(f"{path}: incomplete or damaged safetensors file ({error}); write it again") from error
+        raise FileFault(f"{path}: incomplete or damaged safetensors file ({error}); write the file again") from error
 
     def get(name: str) -> np.ndarray:
         if slices[name].get_dtype() in _PLAIN:
@@ -199,7 +199,7 @@ def _merge(old: BoxRecord, new: BoxRecord) -> None:
             raise ValueError(f"{name}: expected one value for all boxes of the record, got {getattr(old, name)!r} and "
                              f"{getattr(new, name)!r}")
     if any(np.array_equal(box, other) for box in old.boxes for other in new.boxes):
-        raise ValueError("the same box occurs twice; drop one")
+        raise ValueError("boxes: expected each box of the record once, got one twice; drop the copy")
     old.labels = {key: value for key, value in old.labels.items() if new.labels.get(key) == value}
     old.boxes = np.concatenate([old.boxes, new.boxes])
     old.unusable = np.concatenate([old.unusable, new.unusable])
@@ -219,8 +219,8 @@ def _boxes_of(entry: dict[str, Any], box_format: str | None) -> tuple[Any, str]:
     if "bbox" not in entry:
         raise ValueError(f"expected `boxes`, `bbox` or the columns {', '.join(columns)}, got {', '.join(entry)}")
     if box_format is None:
-        raise ValueError("`bbox` is x, y, width, height in COCO files and corners in others; pass box_format, one of "
-                         f"{BOX_FORMATS}")
+        raise ValueError(f"box_format: expected one of {BOX_FORMATS}, got None; `bbox` is x, y, width, height in COCO "
+                         "files and corners in others")
     return entry.pop("bbox"), box_format
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #e61e8d6d
