@@ -24,8 +24,8 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(values.detach().double().cpu() if hasattr(values, "detach") else values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{what}: expected rows of numbers of one length, but NumPy makes no array of them ({error})"
-                         ) from error
+        raise ValueError(f"{what}: expected numbers in rows of equal length, which NumPy can convert to an array "
+                         f"({error})") from error
     if array.size and array.dtype.kind not in "fiu":
         raise ValueError(f"{what}: expected real numbers, got an array of {array.dtype}")
     return array.astype(np.float64, copy=False)

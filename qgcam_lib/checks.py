@@ -32,8 +32,8 @@ def _shares(boxes: np.ndarray, sizes: np.ndarray) -> str:
     is_share = (boxes.max(1) <= 1.05) & (boxes.min(1) >= -0.05) & (side >= 16)
     if is_share.mean() < 0.5:
         return ""
-    text = (f"{is_share.mean():.0%} of the boxes have all four numbers between 0 and 1, on pictures of "
-            f"{int(side[is_share].min())} pixels and more: multiply them by width and height")
+    text = (f"{is_share.mean():.0%} of the boxes have all four numbers between 0 and 1, on images with "
+            f"sides of at least {int(side[is_share].min())} pixels: multiply them by width and height")
     if is_share.all() and side.min() >= 32 and (boxes != np.floor(boxes)).any():
         raise ValueError(f"boxes: {text}")
     return text
@@ -43,7 +43,8 @@ READINGS = {
     "x, y, width, height (convert with xywh_to_xyxy, or choose the box format xywh)": xywh_to_xyxy,
     "corners, which were read as x, y, width, height (choose the box format xyxy)":
         lambda boxes: np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
-    "y before x, or sizes of (width, height): sizes are (height, width)": lambda boxes: boxes[:, [1, 0, 3, 2]],
+    "y0, x0, y1, x1, or with width and height exchanged: sizes are (height, width)":
+        lambda boxes: boxes[:, [1, 0, 3, 2]],
     "y0, y1, x0, x1 (convert with yyxx_to_xyxy, or choose the box format yyxx)": yyxx_to_xyxy,
     "x0, x1, y0, y1": lambda boxes: boxes[:, [0, 2, 1, 3]],
 }
@@ -61,10 +62,10 @@ def _outside(boxes: np.ndarray, sizes: np.ndarray, most: float) -> str:
         return ""
     left = {how: _share_outside(read(boxes), sizes) for how, read in READINGS.items()}
     how = min(left, key=left.get)
-    text = f"{share:.0%} of the boxes are inverted or extend beyond their pictures: "
+    text = f"{share:.0%} of the boxes are inverted or extend beyond their images: "
     if left[how] <= min(share / 5, 0.05):
         return f"{text}they fit as {how}"
-    return f"{text}are they in pixels, and the sizes (height, width)?" if share > most else ""
+    return f"{text}are the boxes in pixels, and the sizes (height, width)?" if share > most else ""
 
 # %% ../nbs/lib/05_checks.ipynb #846428fb
 def _units(sizes: np.ndarray) -> dict[str, np.ndarray]:
@@ -92,15 +93,15 @@ def _reach(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> str:
     for what, unit in _units(size).items():
         across, down = (_pile((ends / unit)[:, k], ends[:, k] > 0.95 * size[:, 1 - k]) for k in (0, 1))
         if abs(across - down) < 0.01 * across:
-            return (f"the boxes of all pictures end at {what.format(across)}, not at the borders: are they boxes of "
-                    "resized pictures, or the sizes those of other pictures?")
+            return (f"the boxes of all images end at {what.format(across)}, not at the borders: are the boxes those of "
+                    "resized images, or the sizes those of other images?")
     return ""
 
 # %% ../nbs/lib/05_checks.ipynb #fb30a852
 def box_findings(boxes: Any, sizes: Any, pictures: Any = None, *, most: float = 0.1) -> list[str]:
     """Warnings about boxes that do not fit the sizes of their images, over all boxes.
 
-    boxes: [K, 4] as given (x0, y0, x1, y1, not yet clipped; inverted ones too). sizes: [K, 2], (height, width) of each
+    boxes: [K, 4], x0, y0, x1, y1, before clipping; inverted boxes are allowed. sizes: [K, 2], (height, width) of each
     box's image. pictures: [K], an identifier of the image; None if each box has its own. most: the fraction of boxes
     that may extend beyond the image. Errors: ValueError for boxes that are all fractions of the image.
     """
@@ -130,7 +131,7 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
     right: [N], 1 or 0 for each choice (a fraction for ties), NaN is ignored. chance: accuracy by chance, one number or
     [N]. groups: [N], the group of each choice; None if the choices are independent. undone: name of a mistake -> a
     function that returns `right` without it, called only if the mean is nearer to chance than to 1. A mistake is
-    reported if undoing it gains 0.1 with z > 4. Worse than chance: z < -4. what: what `right` counts, for the texts.
+    reported if undoing it gains 0.1 with z > 4. Choices are worse than chance if z < -4. what: what `right` counts.
     """
     right = np.asarray(right, np.float64)
     groups, is_defined = np.arange(len(right)) if groups is None else np.asarray(groups), ~np.isnan(right)
@@ -152,9 +153,10 @@ def choice_findings(right: Any, chance: Any, groups: Any = None,
 
 # %% ../nbs/lib/05_checks.ipynb #5f0c1a2e
 def not_by_place(what: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -> np.ndarray:
-    """Correctness of the choices [n]; all NaN unless it exceeds that of the choices of other records (by 0.1, z > 4).
+    """Correctness of the choices [n]; all NaN unless its mean exceeds that of other records' choices by 0.1, z > 4.
 
-    what: function from record indices [n] to the correctness, 1 or 0, of their choices for records 0..n-1. groups: [n].
+    what: function of record indices [n]; value i is 1 if the choice of record indices[i] is correct for record i, else
+    0. groups: [n].
     """
     own, others = (np.asarray(what(np.roll(np.arange(len(groups)), by)), np.float64) for by in (0, len(groups) // 2))
     gain, valid = own - others, ~np.isnan(own - others)
@@ -169,7 +171,7 @@ def stretched(boxes: np.ndarray, sizes: np.ndarray, pictures: np.ndarray) -> dic
         parts, far = boxes / np.tile(unit, 2), np.full(picture.max(initial=0) + 1, -np.inf)
         np.maximum.at(far, picture, parts[:, 2:].max(1))
         reach = np.quantile(far, 0.98)
-        candidates[f"boxes stretched from {what.format(reach)} to their pictures"] = parts / reach
+        candidates[f"boxes stretched from {what.format(reach)} to their images"] = parts / reach
     return candidates
 
 # %% ../nbs/lib/05_checks.ipynb #a8085bbd
@@ -210,8 +212,8 @@ def _turned(points: np.ndarray, turn: tuple[int, int, int]) -> np.ndarray:
 
 # %% ../nbs/lib/05_checks.ipynb #2c4d3667
 def peak_findings(peaks: np.ndarray, boxes: Sequence[np.ndarray], sizes: np.ndarray, groups: Any = None) -> list[str]:
-    """Warnings about constant maps, and about maxima that hit boxes less often than those of other maps, or much more
-    often after undoing a mistake.
+    """Warnings about constant maps, and about maxima that hit their boxes less often than the maxima of other maps do,
+    or much more often after undoing a mistake.
 
     peaks: from `peaks_of`, [n, 4]. boxes: [k, 4] per map. sizes: [n, 2], (height, width) of the images. groups: [n].
     """
@@ -219,8 +221,8 @@ def peak_findings(peaks: np.ndarray, boxes: Sequence[np.ndarray], sizes: np.ndar
     if n < 10:
         return []
     lost = int(np.isnan(top[:, 0]).sum())
-    constant = [f"{lost} of {n} maps looked at are constant: were they filled in where the model gave none? Leave "
-                "those out"] if max(10, 0.1 * n) <= lost < n else []
+    constant = [f"{lost} of {n} checked maps are constant: do they replace missing maps? Leave these out"
+                ] if max(10, 0.1 * n) <= lost < n else []
     of, flat = np.repeat(np.arange(n), [len(one) for one in boxes]), np.concatenate(boxes)
     each = np.asarray(sizes)[of]
     _, group = np.unique(np.arange(n) if groups is None else np.asarray(groups), return_inverse=True)
@@ -311,8 +313,7 @@ def kind_of_card(card: Any) -> ScoreKind:
 
 # %% ../nbs/lib/05_checks.ipynb #5c0e0007
 def kind_findings(scores: Any, kind: ScoreKind, compared: Sequence[str] = ()) -> list[str]:
-    """Warnings about the kind of scores. compared: axes; scores after a softmax over one of them are not comparable.
-    """
+    """Warnings about the kind of scores. compared: further axes; scores after a softmax over one are not comparable."""
     scores = np.asarray(scores, np.float64)
     scores = scores[~np.isnan(scores)]
     if kind.over in (ACROSS, *compared):
@@ -343,7 +344,7 @@ def score_findings(scores: Any, tied: Any = ()) -> list[str]:
         return [f"all {len(scores)} scores are {scores[0]:g}, so all choices are ties"]
     if most >= max(10, 0.02 * len(scores)) and len(values) > 0.9 * (len(scores) - most):
         return [f"{most} of {len(scores)} scores are {values[counts.argmax()]:g}, and the others are all different: "
-                "was it filled in for missing scores? Leave these out"]
+                "does this value replace missing scores? Leave these out"]
     if len(tied) >= 20 and tied.mean() > 0.2:
         return [f"{tied.sum()} of {len(tied)} choices are between equal scores: were scores rounded, or are they True "
                 "and False?"]

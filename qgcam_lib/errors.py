@@ -42,7 +42,8 @@ class SettingsError(QgcamError, ValueError):
 
 
 class ParameterError(QgcamError, ValueError):
-    """A parameter cell or a given value cannot be used. The message names it, the expected value, and the fix."""
+    """A parameter cell or a parameter's value cannot be used. The message names the parameter, the expected value, and
+    the fix."""
 
 
 class StoreError(QgcamError, RuntimeError):
@@ -66,10 +67,10 @@ class MissingExtra(QgcamError, ModuleNotFoundError):
 
 # %% ../nbs/lib/01_errors.ipynb #086868ef
 def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None:
-    """MissingExtra for a failed import; None if no extra has the package. what: what needs the package, as a noun."""
+    """MissingExtra for a failed import; None if no extra contains the package. what: a noun for what needs it."""
     name = (error.name or getattr(error.__cause__, "name", None) or "").split(".")[0]
     if name == "lavis":
-        return MissingExtra(f'LAVIS is not installed; {what} needs it: in the clone, pip install ".[models]", '
+        return MissingExtra(f'{what} needs LAVIS, which is not installed. In the clone, run pip install ".[models]", '
                             "then pip install --no-deps salesforce-lavis", name=name)
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
     return extra and MissingExtra(f"{name} is not installed; {what} needs the extra {extra!r}: "
@@ -77,7 +78,7 @@ def missing_extra(error: ImportError, what: str = "this") -> MissingExtra | None
 
 # %% ../nbs/lib/01_errors.ipynb #37bcd6e4
 def needed(module: str, what: str) -> ModuleType:
-    """Import and return a module of an extra. MissingExtra if it is not installed; what: what needs it, as a noun."""
+    """Import and return a module of an extra. what: a noun for what needs it. Raises MissingExtra if not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

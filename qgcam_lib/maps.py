@@ -28,8 +28,8 @@ class MapProtocol:
     """The steps from a raw map to the scored map. Frozen, comparable, and JSON-ready with `as_dict`.
 
     name: recorded with the results. before: normalisation of the raw map. LAVIS's display path applies min-max first;
-    an all-zero map stays all zero there and here. AMC applies none, gScoreCAM min-max. The paper thresholds at .5 and
-    .7, which is meaningless on raw GradCAM (values near 1e-4), so it must have normalised. resampler: `bilinear`,
+    an all-zero map stays all zero in LAVIS and here. AMC applies none, gScoreCAM min-max. The paper thresholds at .5
+    and .7, which is meaningless on raw GradCAM (values near 1e-4), so it must have normalised. resampler: `bilinear`,
     `bicubic`: as torch's interpolate with half-pixel centres (gScoreCAM, AMC); `spline`: the interpolating cubic
     B-spline of SciPy, which is scikit-image's order 3 (LAVIS). edge: the values beyond the border. torch repeats the
     last value; LAVIS calls scikit-image with mode="constant", which pads with zeros. antialias: when an axis shrinks,
@@ -233,8 +233,8 @@ def axis_operator(
     Errors: ValueError for a side above LARGEST_SIDE.
     """
     if n_in > LARGEST_SIDE:
-        raise ValueError(f"maps: expected at most {LARGEST_SIDE:,} cells per side to resample, got {n_in:,}; average "
-                         "it down first")
+        raise ValueError(f"maps: expected at most {LARGEST_SIDE:,} cells per side to resample, got {n_in:,}; "
+                         "downsample the map first")
     position = (np.arange(n_out) + 0.5) * (n_in / n_out) - 0.5 + _PAD
     cell = np.floor(position).astype(np.int64)
     weights = _tap_weights(position - cell, resampler)
@@ -260,8 +260,8 @@ def as_map_array(maps: Any) -> np.ndarray:
             maps = (maps.float() if maps.dtype.is_floating_point and maps.dtype.itemsize < 4 else maps).cpu().numpy()
         array = np.asarray(maps)
     except (TypeError, ValueError, RuntimeError) as error:  # sparse tensors, lists of lists of several lengths
-        raise ValueError(f"maps: expected dense arrays of numbers, but NumPy makes no array of them ({error}). Pass "
-                         "maps of different sizes as a list of 2-D arrays") from error
+        raise ValueError(f"maps: expected dense arrays of numbers, which NumPy can convert ({error}). Pass maps of "
+                         "different sizes as a list of 2-D arrays") from error
     if array.dtype.kind not in "fiub":
         raise ValueError(f"maps: expected numbers, got an array of {array.dtype}; pass maps of different sizes as a "
                          "list")
@@ -303,7 +303,7 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
     p = get_protocol(protocol)
     if p.grid == "image" and size is None:
         raise ValueError(
-            f"size: protocol {p.name!r} scores on the image's pixels, so expected (height, width), got None"
+            f"size: expected the image's (height, width), on whose pixels protocol {p.name!r} scores, got None"
         )
     size = None if size is None else _as_size(size, "size")
     items: Sequence = maps if isinstance(maps, (list, tuple)) else as_map_array(maps)
@@ -313,10 +313,11 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
     for n, a in enumerate(done):
         if not np.isfinite(a).all():
             raise ValueError(
-                f"maps: expected finite numbers, got NaN or infinity in map {n}; drop it or score it separately"
+                f"maps: expected finite numbers, got NaN or infinity in map {n}; leave out this map"
             )
         if a.shape != done[0].shape:
             raise ValueError(
-                f"maps: expected one grid, got {done[0].shape} and {a.shape} (map {n}); prepare each size separately"
+                f"maps: expected one output grid, got {done[0].shape} for map 0 and {a.shape} for map {n}; prepare "
+                "each size separately"
             )
     return np.stack(done) if done else np.zeros((0, *p.grid_for((0, 0), size)), np.float32)

@@ -58,11 +58,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
     data_root: Path = Field(Path("data"), description="folder of the data sets: raw/ and miniworld/")
-    cache: Path = Field(Path("data/cache"), description="folder for things that can be made again")
-    outputs: Path = Field(Path("outputs"), description="folder of the results, one sub-folder a notebook")
+    cache: Path = Field(Path("data/cache"), description="folder for files that can be computed again")
+    outputs: Path = Field(Path("outputs"), description="folder of the results, one sub-folder per notebook")
     device: str = Field("cpu", description="where models run", pattern=r"^(cpu|cuda(:\d+)?|mps)$")
-    precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="number format of products")
-    batch_size: int = Field(8, ge=1, description="images a model sees at once")
+    precision: Literal["float32", "tf32", "bfloat16"] = Field("float32", description="number format of matrix products")
+    batch_size: int = Field(8, ge=1, description="images per batch of a model")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves the choice to the libraries")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of everything drawn at random")
 
@@ -178,6 +178,6 @@ def note_use(model: str, device: str, precision: str, batch: int) -> None:
 
 
 def on_use(listener: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Empty `models_used`, then call `listener` with it whenever it changes; replaces an earlier listener."""
+    """Empty the list `models_used`, then call `listener` with the list whenever it changes; replaces an earlier one."""
     _USED.clear()
     _LISTENERS[:] = [listener]

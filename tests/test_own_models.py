@@ -159,7 +159,7 @@ def test_score_files_says_the_boxes_share(tmp_path):
     np.savez(tmp_path / "maps.npz", **maps)
     (tmp_path / "boxes.csv").write_text(
         "id,x0,y0,x1,y1,width,height\na,0,0,16,12,32,24\na,8,0,24,12,32,24\nb,-4,0,8,24,32,24\nc,0,0,8,8,32,24\n")
-    with pytest.warns(UserWarning, match="stick out"):
+    with pytest.warns(UserWarning, match="extend beyond"):
         frame = score_files(tmp_path / "maps.npz", tmp_path / "boxes.csv", protocol="native", on_error="record")
     assert frame.columns[:4].tolist() == ["id", "group", "n_boxes", "box_share"]
     shares = [box_share([[0, 0, 16, 12], [8, 0, 24, 12]], (24, 32)), 8 / 32]
@@ -195,7 +195,7 @@ def test_maps_without_their_examples_are_named(examples, tmp_path):
     with pytest.raises(ExampleError, match="example 2.*heat.npz has no map of this id"):
         quietly(stored, examples)
     assert quietly(stored, examples, on_error="record").error.notna().tolist() == [False, True]
-    with pytest.raises(FileFault, match="such as '2'; the first id is '1'"):
+    with pytest.raises(FileFault, match="such as '2'; the file's first id is '1'"):
         quietly(stored, examples[1:], on_error="record")
 
 

@@ -63,7 +63,7 @@ def test_a_table_that_lost_a_row_is_refused(tmp_path):
     (tmp_path / "small.csv").write_text("dataset,n\na,1\n")
     (tmp_path / "small.toml").write_text("[source]\nrows = 2\n")
     assert list_published(tmp_path) == ["small"]
-    with pytest.raises(ValueError, match="Expected 2 rows"):
+    with pytest.raises(ValueError, match="expected 2 rows"):
         published("small", tmp_path)
 
 

@@ -196,8 +196,8 @@ class Cam:
         (gradient,) = torch.autograd.grad(score.squeeze(), activation, retain_graph=True)
         channels, slopes = self.reshape(activation.detach()), self.reshape(gradient)
         if channels.ndim != 4 or len(channels) != 1:
-            raise ValueError(f"reshape: expected [1, C, h, w] of the layer, got {tuple(channels.shape)}. For tokens "
-                             "give reshape=, such as lambda x: x[:, 1:].unflatten(1, (14, 14)).permute(0, 3, 1, 2)")
+            raise ValueError(f"reshape: expected a layer output [1, C, h, w], got {tuple(channels.shape)}. For tokens, "
+                             "pass reshape, such as lambda x: x[:, 1:].unflatten(1, (14, 14)).permute(0, 3, 1, 2)")
         return (slopes.mean((-2, -1), keepdim=True) * channels).sum(1)[0].relu().float()
 
 # %% ../../nbs/lib/explain/02_cam.ipynb #0c9d238a
@@ -206,8 +206,8 @@ def cam_for(module: torch.nn.Module, layer: torch.nn.Module | str, *, prepare: C
             name: str = "") -> Cam:
     """Return GradCAM for a custom network, as an explainer for `ground` and `score_maps`.
 
-    module: the network, in evaluation mode. layer: one of its parts, or the dotted name of one. prepare: a PIL image ->
-    the input, [3, H, W] or [1, 3, H, W], on the network's device. score: the network's output and a phrase -> one
+    module: the network, in evaluation mode. layer: a submodule of it, or its dotted name. prepare: a PIL image -> the
+    input, [3, H, W] or [1, 3, H, W], on the network's device. score: the network's output and a phrase -> one
     number, which the map explains. reshape: the layer's output -> [1, C, h, w]; None if it has this shape. name: the
     name in the card, by default the network's class. Errors: AttributeError for a layer that does not exist.
     Source: Selvaraju et al. 2017, equations 1 and 2; raw, without the paper's upsampling, which a map protocol does.

@@ -28,7 +28,7 @@ class AttentionWatch:
     def gradient(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the gradient of each scores[p] with respect to example p's attention, in the shape of `attention`.
 
-        scores: [P], from the watched pass, one per example; examples must not depend on each other. Raises ValueError
+        scores: [P], from the watched pass, one per example; examples must not depend on each other. Raises RuntimeError
         if the pass ran without gradients.
         """
         (derivatives,) = torch.autograd.grad(scores.sum(), self.attention)
@@ -39,9 +39,9 @@ class AttentionWatch:
 def watch_attention(dropout: torch.nn.Module) -> Iterator[AttentionWatch]:
     """Watch the attention probabilities that pass a dropout layer, and let the gradient start there.
 
-    dropout: the attention module's dropout layer, which its probabilities [P, heads, rows, columns] pass, in evaluation
-    mode. Freeze the parameters of the model, or the graph below is kept too. Raises ValueError in training mode, and if
-    the layer is passed twice.
+    dropout: the dropout layer, in evaluation mode, that the attention probabilities [P, heads, rows, columns] pass.
+    Freeze the model's parameters; otherwise torch also keeps the graph below this layer. If a pass uses the layer
+    twice, the second use is recorded. Raises ValueError in training mode.
     """
     if dropout.training:
         raise ValueError("dropout: the model is in training mode, where dropout makes maps random. Call model.eval().")
@@ -65,8 +65,8 @@ def row_maps(attention: torch.Tensor, gradient: torch.Tensor | None, grid: tuple
     """Return one map per attention row, [P, rows, h, w] float32, >= 0: the mean over heads.
 
     attention: [P, heads, rows, h*w], the columns are the patches row by row; gradient: None, or the same shape: its
-    positive part weights the attention before the mean (GradCAM); grid: h and w. Raises ValueError if the grid does not
-    fit.
+    positive part weights the attention before the mean (GradCAM); grid: h and w. Raises RuntimeError if the grid does
+    not fit.
     """
     weighted = attention.float() if gradient is None else attention.float() * gradient.float().clamp(min=0)
     return weighted.mean(1).unflatten(-1, tuple(grid)).detach()
@@ -91,7 +91,7 @@ class Tokens:
 
     ids: [P, T] int64; mask: [P, T], nonzero where a token is real, at least one per phrase; counts: number of phrases
     for each of B images, in order; None: all phrases belong to one image. The N real tokens are listed phrase by
-    phrase. Made on the CPU; `to` copies all tensors to a device but `real`, the mask for the CPU.
+    phrase. Made on the CPU; `to` copies all tensors except `real`, the mask for the CPU, to a device.
     """
 
     ids: torch.Tensor
@@ -234,8 +234,8 @@ def attention_gradients(encoder, head, tokens: Tokens, image_keys: list,
 
     block: 0-based layer with cross-attention; the rest as in `match_logits`. Returns attention and gradient, both
     [heads, N, M] for the N listed tokens and the image's M states, and the logits [P, 2]. For several images both are
-    [B, heads, L, M], with tokens placed as by `Tokens.spread`. Raises ValueError if the block does not exist or has no
-    cross-attention.
+    [B, heads, L, M], with tokens placed as by `Tokens.spread`. Raises IndexError if the block does not exist, and
+    TypeError if it has no cross-attention.
     """
     layers = encoder.encoder.layer
     layer, (keys, values) = layers[block], image_keys[block]

@@ -36,7 +36,7 @@ def _joined(maps: MapFile, boxes: dict[str, BoxRecord], where: str, common: bool
              f"in {maps.path} only": [id for id in maps.ids if id not in boxes]}
     if any(alone.values()) and not common:
         unmatched = "; ".join(f"{len(ids)} {place}, such as {ids[0]!r}" for place, ids in alone.items() if ids)
-        fix = "Repair the ids, or score what both have (common=True, --missing drop)"
+        fix = "Repair the ids, or score only the shared ids (common=True, --missing drop)"
         if not here & boxes.keys() and maps.ids == tuple(map(str, range(len(maps)))):
             fix = f"{maps.path} has no ids, only row numbers; save them beside the maps: np.savez(..., ids=...)"
         raise FileFault(f"ids: expected the same records in both files, got {unmatched}. {fix}")
@@ -59,8 +59,8 @@ def _complete(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int
             raise FileFault(f"{where}: the result has its own column {taken[0]!r}; rename or drop yours")
         if record.size is None and rule.grid == "image" and not record.error:
             raise FileFault(f"{where}: record {id!r}: protocol {rule.name!r} scores on the image's pixels and needs "
-                            "its size; add width and height (in JSON \"size\": [height, width]), give one size for "
-                            "all, or take protocol 'native' if the boxes are on the map's own grid")
+                            "the image's size; add width and height (in JSON \"size\": [height, width]), pass one size "
+                            "for all, or pass protocol 'native' if the boxes are on the map's own grid")
     grouped = [records[id].group is not None for id in ids]
     if any(grouped) and not all(grouped):
         raise FileFault(f"{where}: record {ids[grouped.index(False)]!r} has no group, but others have one; "
@@ -249,10 +249,10 @@ class StoredMaps:
         if ids and not self._known.intersection(ids):
             own = self.file.ids == tuple(map(str, range(len(self.file))))
             fix = ("It has row numbers only: save the ids beside the maps, np.savez(..., ids=...)" if own else
-                   f"Its {len(self.file)} maps are of other examples: draw all (limit 0), or make maps of the examples "
-                   "that `qgcam data ids DATASET --limit N` lists")
+                   f"Its {len(self.file)} maps are of other examples: draw all (limit 0), or compute maps of the "
+                   "examples that `qgcam data ids DATASET --limit N` lists")
             raise FileFault(f"{self.file.path}: no map has the id of one of the {len(ids)} examples drawn, such as "
-                            f"{ids[0]!r}; the first id is {self.file.ids[0]!r}. {fix}")
+                            f"{ids[0]!r}; the file's first id is {self.file.ids[0]!r}. {fix}")
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #d0e50009
 def load_explainer(source: str, weights: str | Path = "mini", device: str | None = None, *, seed: int = 0,

@@ -144,8 +144,8 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
     """Return the map store for the argument `save_maps`."""
     if save_maps is True:
         if store is None:
-            raise ValueError("save_maps: True saves the maps in the folder `store`, which is None; pass store, or a "
-                             "folder as save_maps")
+            raise ValueError("save_maps: True saves the maps in a folder next to `store`, so expected a store, got "
+                             "None; pass store, or a folder as save_maps")
         save_maps = store.folder.with_name(f"{store.folder.name}-maps")
     return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps if save_maps is not False else None
 
@@ -177,7 +177,7 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     score_maps([], [], protocol=rule, **scores)  # refuses a wrong option before any work
     store = RecordStore(store) if isinstance(store, str | Path) else store
     maps = _map_store(save_maps, store)
-    remedy = "" if on_error == "record" else "Repair it, or pass on_error='record' to go on"
+    remedy = "" if on_error == "record" else "Repair the file, or pass on_error='record' to continue"
     pictures, boxes = [], []
     with collection_paused():  # a fifth of the time for 31,000 images
         for read in _readers(dataset, limit, seed, remedy):
@@ -247,8 +247,8 @@ def score_store(maps: str | Path | MapStore, dataset: Dataset | Sequence[Groundi
 def example_map(explainer, example: GroundingExample, protocol: str | MapProtocol = DEFAULT_PROTOCOL) -> np.ndarray:
     """Return the map of one example as scored under `protocol`: float32 [H, W].
 
-    explainer: the one of the records (has `maps(image, phrases)` or `maps_of(examples)`), or raw maps by id; protocol:
-    the one of the records. Errors: ExampleError for an image that is missing or damaged.
+    explainer: the explainer that was scored (with `maps(image, phrases)` or `maps_of(examples)`), or raw maps by id;
+    protocol: the protocol of its scores. Errors: ExampleError for an image that is missing or damaged.
     """
     if isinstance(explainer, Mapping):
         raw = [explainer[example.id]]

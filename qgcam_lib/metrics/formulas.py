@@ -47,7 +47,7 @@ class ScoreOptions:
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #354d0a9d
 def tie_rule(rule: str, share: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return pg_hit, 0 to 1. share: of the tied pixels inside a box; first: whether the first tied pixel is inside.
+    """Return pg_hit, 0 to 1. share: fraction of the tied pixels inside a box; first: whether the first one is inside.
 
     rule: a name of TIES: "expected" the share, "first" the first in row-major order, "optimistic" any inside,
     "pessimistic" all inside.
@@ -107,7 +107,8 @@ def overlap(a: np.ndarray, m: np.ndarray) -> tuple[float, float]:
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #eecd3f4b
 def penalty(a: np.ndarray, d: np.ndarray) -> float:
-    """Return the weighted distance penalty R / (1 + R), 0 to 1; NaN if A sums to 0. Source: equation 2, closed form."""
+    """Return the weighted distance penalty R / (1 + R), 0 to 1, of a map a and its distances d; NaN if a sums to 0.
+    Source: equation 2, closed form."""
     r = (a * d).sum() / (a.sum() + 1e-6)
     return r / (1 + r) if a.sum() > 0 else np.nan
 

@@ -71,16 +71,16 @@ def refuse_impossible(scores: dict[str, np.ndarray], mask: np.ndarray, rows: np.
         fits |= (m.undefined_when != "never") & np.isnan(values)
         if not fits.all():
             k = int(np.flatnonzero(~fits)[0])
-            raise ValueError(f"maps: {m.name} of example {rows[k]} would be {values[k]:g}, beyond {low:g} to "
+            raise ValueError(f"maps: {m.name} of example {rows[k]} would be {values[k]:g}, outside {low:g} to "
                              f"{m.range[1]:g}, under protocol {protocol!r}; choose a protocol that ends with min-max "
                              "or a clip")
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #be0507fb
 _FAULTS = {
-    1: "expected finite numbers, got NaN or infinity in example {n}; drop it or find out why the model gave it",
+    1: "expected finite numbers, got NaN or infinity in example {n}; leave out this map or fix the model",
     2: "expected values >= 0 after protocol {protocol!r}, got a negative one in example {n}; the raw map has none, so "
        "the resampling overshoots: choose a protocol with a min-max at the end, or a clip",
-    3: "expected values from 0 to 1 under protocol {protocol!r}, which leaves them as they are, got a larger one in "
+    3: "expected values from 0 to 1 under protocol {protocol!r}, which does not normalise, got a larger one in "
        "example {n}; choose a protocol with a min-max ('pixel'), or divide all maps by one number (255 for bytes)",
 }
 

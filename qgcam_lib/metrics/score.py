@@ -111,15 +111,15 @@ def _check_boxes(boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, size
         not_finite = ~np.isfinite(boxes).all(1)
         empty = (boxes[:, 2:] <= boxes[:, :2]).any(1)
         outside = (cut[:, 2:] <= cut[:, :2]).any(1)
-    for wrong, expected in ((not_finite, "finite numbers"),
-                            (empty, "x0 < x1 and y0 < y1 (it is empty or inverted: convert it to xyxy, or drop it)"),
-                            (outside, "a box that overlaps the image (wholly outside: are sizes height, width?)")):
+    for wrong, expected, fix in ((not_finite, "finite numbers", ""),
+                                 (empty, "x0 < x1 and y0 < y1", " (empty or inverted; convert it to xyxy, or drop it)"),
+                                 (outside, "a box that overlaps the image", " (is image_sizes (height, width)?)")):
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             hint = "".join(f". {text}" for text in box_findings(boxes, sizes[example], example)) if sized else (
                 "; no image_sizes were given, so boxes are read on the map's own grid")
             raise ValueError(f"boxes: expected {expected}, got {boxes[k].tolist()} in example {example[k]} of "
-                             f"(height, width) {tuple(sizes[example[k]].tolist())}{hint}")
+                             f"(height, width) {tuple(sizes[example[k]].tolist())}{fix}{hint}")
     if out := int((cut != boxes).any(1).sum()):
         warnings.warn(f"{out} of {len(boxes)} boxes extend beyond their images and were clipped", UserWarning,
                       stacklevel=3)

@@ -122,7 +122,7 @@ def page_picture(figure: Any, alt: str, dpi: int = _DPI) -> Picture:
     from PIL import Image
 
     if not alt.strip():
-        raise ValueError("alt: expected a text that says what the figure shows, got none. Give `caption` "
+        raise ValueError("alt: expected a text that says what the figure shows, got none. Pass `caption` "
                          "or `alt`.")
     drawn, small = io.BytesIO(), io.BytesIO()
     with laid_out(figure) as box, any_letters():

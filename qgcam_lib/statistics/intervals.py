@@ -155,9 +155,10 @@ class Estimate:
 
     value: the scores. centre: the centre of the interval, which is the value minus its known bias. variance, df: the
     scores' variance and its degrees of freedom; NaN with fewer than two groups. at_end: variance of a score in 0..1
-    over value x (1 - value), for rows that are all at one end and have no variance. spread: variance among the rows, 0
-    if the score is no mean. rows, size: number of rows, and of rows in the group of a row (mean); infinite if the score
-    is no mean. groups, effective: number of groups, and their effective number, see `effective_groups`.
+    divided by value x (1 - value), for rows that are all at one end and have no variance. spread: variance among the
+    rows, 0 if the score is no mean. rows: number of rows; size: number of rows in a row's group, averaged over rows;
+    both infinite if the score is no mean. groups, effective: number of groups, and their effective number, see
+    `effective_groups`.
     """
 
     value: np.ndarray

@@ -72,7 +72,7 @@ def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> l
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     missing = [name for name in names if name not in frame]
     if missing or not names:
-        raise ValueError(f"metrics: expected columns of the frame, but it has no {missing or 'column of a score'}; "
+        raise ValueError(f"metrics: expected columns of the frame, which has no {missing or 'column of a score'}; "
                          f"its columns are {str(list(frame.columns)):.300}. For scores of probes or of referring "
                          "expressions, import qgcam_lib.probes or qgcam_lib.referring first.")
     return names
@@ -120,7 +120,7 @@ def _note(n: int, n_groups: int, n_bootstrap: int) -> str:
         return "undefined in every row"
     if n_groups == 1:
         return "one group: no interval"
-    return "" if n_bootstrap else "no bootstrap asked for"
+    return "" if n_bootstrap else "n_bootstrap=0: no interval"
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #4b038598
 def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups: int, n_bootstrap: int, level: float,
@@ -140,7 +140,7 @@ def _mean_rows(names: list[str], values: np.ndarray, codes: np.ndarray, n_groups
 def _need_columns(by: Sequence[str], *frames: pd.DataFrame) -> None:
     for frame in frames:
         if lost := [name for name in by if name not in frame]:
-            raise ValueError(f"by: expected columns of the frame, got {lost}; it has {list(frame.columns)}")
+            raise ValueError(f"by: expected columns of the frame, got {lost}; the frame has {list(frame.columns)}")
 
 
 def _each_cell(frame: pd.DataFrame, by: list[str], rows: Callable[[tuple, pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
