@@ -248,7 +248,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
                  "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
                  "images of Visual Genome"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: per image a true relation, and two unlikely ones (predicate, subject)."""
+    """Build Probe-R from Visual Genome: per image a true relation, and two with an unlikely predicate or subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -291,11 +291,11 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
                split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                   "folder of scenes without any class of the probe, which replace the background (filler `scene`); "
-                   "repeat the option for several; default: black, gray and noise only"))] = None,
+                   "folder of scenes without any class of the probe, a further filler of the background (`scene`); "
+                   "repeat the option for several; default: none, so the fillers are black, gray and noise"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-B from COCO's instances: pictures without background, with a patch, or with only one object."""
+    """Build Probe-B from COCO's instances: images without background or with one object, and a control with a patch."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.context import ContextOptions, build_background, build_objects, class_prompts
 
