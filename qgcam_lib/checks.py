@@ -43,8 +43,7 @@ READINGS = {
     "x, y, width, height (convert with xywh_to_xyxy, or choose the box format xywh)": xywh_to_xyxy,
     "corners, which were read as x, y, width, height (choose the box format xyxy)":
         lambda boxes: np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1),
-    "y0, x0, y1, x1, or with width and height exchanged: sizes are (height, width)":
-        lambda boxes: boxes[:, [1, 0, 3, 2]],
+    "y0, x0, y1, x1, or your sizes as (width, height): sizes are (height, width)": lambda boxes: boxes[:, [1, 0, 3, 2]],
     "y0, y1, x0, x1 (convert with yyxx_to_xyxy, or choose the box format yyxx)": yyxx_to_xyxy,
     "x0, x1, y0, y1": lambda boxes: boxes[:, [0, 2, 1, 3]],
 }
