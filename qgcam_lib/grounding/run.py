@@ -6,7 +6,6 @@
 __all__ = ['drawn_ids', 'score_rows', 'negatives_of', 'ground', 'score_store', 'example_map']
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #c36ed853
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
@@ -22,7 +21,7 @@ from ..data.batches import as_results, batched
 from ..data.by_image import ExampleList
 from ..data.picture_loop import Query, ask_pictures, by_picture, draw, frame_of, row_of
 from ..data.records import Dataset, GroundingExample, Problem, check_pictures, open_image
-from ..errors import ExampleError, StoreError, SuspiciousInput
+from ..errors import ExampleError, StoreError
 from ..maps import DEFAULT_PROTOCOL, MapProtocol, get_protocol, prepare_maps
 from ..metrics.score import SCORE_COLUMNS, score_maps
 from ..models.named import as_model
@@ -97,10 +96,9 @@ def _explain(model, pictures: Sequence[Image.Image], examples: Sequence[Groundin
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #137ae538
 def score_rows(maps: Sequence[Any], boxes: Sequence[Any], sizes: Sequence, options: Mapping[str, Any]) -> list[dict]:
-    """Return `score_maps` as one dict of float64 per map, without its warnings: `ground` checks all boxes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SuspiciousInput)
-        return score_maps(maps, boxes, image_sizes=np.array(sizes), **options).astype(np.float64).to_dict("records")
+    """Return `score_maps` as one dict of float64 per map, without its checks: the caller checks all boxes together."""
+    frame = score_maps(maps, boxes, image_sizes=np.array(sizes), check=False, **options)
+    return frame.astype(np.float64).to_dict("records")
 
 
 def _boxes(examples: Sequence[GroundingExample]) -> np.ndarray:
@@ -126,9 +124,8 @@ def _columns(negatives: str) -> dict[str, str]:
 # %% ../../nbs/lib/grounding/01_run.ipynb #31f32699
 def _scores(maps: Sequence[Any], examples: Sequence[GroundingExample], options: dict[str, Any]) -> list[dict]:
     """Return scores and raw map of each example."""
-    sizes = np.array([example.size for example in examples])
-    frame = score_maps(maps, [example.boxes for example in examples], image_sizes=sizes, **options)
-    return [{**row, "map": a} for row, a in zip(frame.astype(np.float64).to_dict("records"), maps)]
+    rows = score_rows(maps, [example.boxes for example in examples], [example.size for example in examples], options)
+    return [{**row, "map": a} for row, a in zip(rows, maps)]
 
 # %% ../../nbs/lib/grounding/01_run.ipynb #6ba398f4
 def _as_dataset(dataset: Dataset | Sequence[GroundingExample]) -> Dataset:
@@ -191,13 +188,11 @@ def ground(model, dataset: Dataset | Sequence[GroundingExample], *, protocol: st
     model = as_model(model, "explainer")
     if hasattr(model, "check_ids"):
         model.check_ids([id for picture in pictures for id in picture.ids])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SuspiciousInput)  # warnings for a batch; all boxes were checked above
-        frame = ask_pictures(model, pictures, _explain, _columns(negatives), dataset=dataset.describe(),
-                             settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
-                             on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
-                             prepare=getattr(model, "shrink", None),
-                             finish=partial(_scores, options={"protocol": rule, **scores}))
+    frame = ask_pictures(model, pictures, _explain, _columns(negatives), dataset=dataset.describe(),
+                         settings={"protocol": rule.as_dict(), **scores}, loader=dataset, store=store, maps=maps,
+                         on_error=on_error, batch_images=batch_images, progress=progress, limit=limit, seed=seed,
+                         prepare=getattr(model, "shrink", None),
+                         finish=partial(_scores, options={"protocol": rule, **scores}))
     frame.attrs |= {"maps": None if maps is None else str(maps.folder), "negatives": negatives_of(frame, negatives),
                     "warnings": findings}
     frame.columns.name = f"protocol {rule.name}"

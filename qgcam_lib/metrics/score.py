@@ -224,13 +224,13 @@ def _findings(all_boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, map
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
 def _bring_together(arrays: Any, boxes: Any, image_sizes: Any, p: MapProtocol, options: ScoreOptions,
-                    groups: np.ndarray | None) -> tuple[_Work, np.ndarray, list[str]]:
-    "Return the work of a call, the scoring grid (height, width) of each map, int64 [N, 2], and the findings."
+                    groups: np.ndarray | None, check: bool) -> tuple[_Work, np.ndarray, list[str]]:
+    "Return the work of a call, the scoring grid (height, width) of each map, int64 [N, 2], and the findings of checks."
     map_sizes = map_shapes(arrays)[:, :2]
     sizes = _as_sizes(image_sizes, map_sizes)
     flat, example = _as_flat_boxes(boxes, len(arrays), 0 if isinstance(arrays, list) else arrays.shape[-1])
     uncut, flat = flat, _check_boxes(flat, example, sizes, image_sizes is not None)
-    findings = _findings(uncut, example, sizes, arrays, flat, groups)
+    findings = _findings(uncut, example, sizes, arrays, flat, groups) if check else []
     grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
     flat = flat * (grids / sizes)[example][:, [1, 0, 1, 0]]
     starts = np.concatenate([[0], np.cumsum(np.bincount(example, minlength=len(arrays)))])
@@ -257,7 +257,8 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
                tau: float = 0.7, delta: float = 50.0, ties: str = "expected", backend: str = "auto",
                distance: str = "paper", clip_dice: bool = False, negatives: str = "error",
                ids: Sequence[str] | Sequence[int] | None = None,
-               groups: Sequence[str] | Sequence[int] | None = None, threads: int | None = None) -> pd.DataFrame:
+               groups: Sequence[str] | Sequence[int] | None = None, threads: int | None = None,
+               check: bool = True) -> pd.DataFrame:
     """Score heat maps against boxes: one row per map, the columns of `METRICS`.
 
     maps: [N, h, w] or [N, 1, h, w] array or tensor, or a list of 2-D maps of any sizes. boxes: one [k, 4] array per map
@@ -274,7 +275,8 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
     negatives: rule for raw maps with negative values: "error", "relu" (negative values become 0), "minmax" (such a map
     is shifted and scaled to 0..1; no effect if the protocol starts with min-max). ids, groups: texts or whole numbers,
     one per map, for the columns id and group (the image, by which `summarize` and `compare` cluster); with ids, a
-    column protocol contains the protocol's name. threads: numba threads for this call.
+    column protocol contains the protocol's name. threads: numba threads for this call. check: warn about suspicious
+    boxes and maps.
 
     Under "relu" and "minmax" the column n_negative counts the negative values of each raw map. `frame.columns.name`
     contains the protocol's name. `attrs`: settings (protocol with all its fields, tau, delta, ties, distance,
@@ -300,7 +302,7 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
         if ids is not None and (twice := pd.Series(names["id"]).duplicated().to_numpy()).any():
             raise ValueError(f"ids: {names['id'][twice][0]!r} occurs twice; give each map its own id, and name what "
                              "maps share, such as their image, in groups")
-        work, grids, findings = _bring_together(arrays, boxes, image_sizes, p, options, names.get("group"))
+        work, grids, findings = _bring_together(arrays, boxes, image_sizes, p, options, names.get("group"), check)
         warn_of(findings)
         columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}
         for rows in _groups(work, grids):

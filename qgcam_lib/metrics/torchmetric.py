@@ -8,7 +8,6 @@ __all__ = ['torch', 'Metric', 'RecordMetric', 'GroundingScores']
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #c8bfeb47
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
@@ -18,7 +17,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
-from ..errors import SuspiciousInput, needed
+from ..errors import needed
 from ..maps import MapProtocol, default_protocol, get_protocol
 from .score import SCORE_COLUMNS, as_names, score_maps
 from ..statistics import MAP_SCORES, METRICS
@@ -137,10 +136,8 @@ class GroundingScores(RecordMetric):
     def update(self, maps: Any, boxes: Any, image_sizes: Any = None, ids: Sequence[Any] | None = None,
                groups: Sequence[Any] | None = None) -> None:
         """Score a batch. maps: [N, h, w] or a list; boxes: [k, 4] per map, or [N, 4]; see `score_maps`."""
-        with warnings.catch_warnings():
-            if self.warned:
-                warnings.simplefilter("ignore", SuspiciousInput)
-            frame = score_maps(maps, boxes, image_sizes=image_sizes, backend=self.backend, **self.options)
+        frame = score_maps(maps, boxes, image_sizes=image_sizes, backend=self.backend, check=not self.warned,
+                           **self.options)
         rows = frame.astype(np.float64).to_dict("records")
         for name, labels in (("group", groups), ("id", ids)):
             if labels is not None:
