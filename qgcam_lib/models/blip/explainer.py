@@ -113,7 +113,7 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #216a86a8
 @patch
 def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str | None = None) -> torch.Tensor:
-    """Scores [I, T] float32 of every image with every text. head: "itm" for matching scores on the scale `score_as` (by
+    """Scores [I, T] float32 of every image with every text. head: "itm" for matching scores on the model's scale (by
     default probabilities in 0..1), "itc" for cosines in -1..1, None for the model's `head`; ValueError for others.
     """
     read = self._read_texts(texts, one_of("head", head or self.head, HEADS))

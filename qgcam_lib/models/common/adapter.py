@@ -124,7 +124,7 @@ def equal_lengths(lengths: torch.Tensor, most: int) -> list[torch.Tensor]:
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #2c2e0385
 class PhraseExplainer(Adapter):
-    """An adapter with `explain(image, phrases)`, which returns maps [P, h, w] and scores [P], as Explainer."""
+    """An Explainer whose subclass defines `explain(image, phrases)`, which returns maps [P, h, w] and scores [P]."""
 
     def maps(self, image, phrases: Sequence[str]) -> torch.Tensor:
         """Maps [P, h, w] float32 for P phrases: raw, >= 0, on the model's grid. P may be 0."""

@@ -58,7 +58,7 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     feature_size, seen_by = sizes.pop("feature_size", feature_size), sizes.pop("encoder", None)
     if encoder is None and seen_by is None and weights != "random":
         raise ValueError(f"encoder: the checkpoint of {entry.name} does not name the encoder of its region features. "
-                         "Pass the RegionEncoder of its training as encoder.")
+                         "Pass as `encoder` the RegionEncoder that the ranker was trained with.")
     words = make_tokenizer(source.words(), lavis_tokens=False)
     kind = entry.name.partition("-")[0]
     make_config, build = KINDS[kind]
