@@ -62,12 +62,12 @@ class BlipExplainer(PhraseExplainer):
     """BLIP's matcher as Explainer and Matcher.
 
     model: from `build_blip_itm`, frozen and set to evaluation mode here; config: the model's sizes; block: 0-based text
-    layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: the head that `score`
-    uses, "itm" (matching) or "itc" (contrastive), maps always come from the matching head; score: scale of the matching
-    head's scores, one of ITM_SCORES, "probability" by default (the contrastive head only returns the cosine, because
-    LAVIS's matching class has no temperature); precision: see `Adapter`;
-    card: facts about the weights; batch_images: images per batch, None for `batch_size`; batch_phrases:
-    phrases of an image in one pass. Every image may be a PIL image, a path or an `ImageState`. Results are on the CPU.
+    layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: "itm" (matching) or
+    "itc" (contrastive), the head that `score` uses; precision: see `Adapter`; card: facts about the weights;
+    batch_images: images per batch, None for `batch_size`; batch_phrases: phrases of an image in one pass.
+    score: scale of the matching head's scores, one of ITM_SCORES, None for "probability". The contrastive head returns
+    only the cosine, because LAVIS's matching class has no temperature. Maps always come from the matching head.
+    Every image may be a PIL image, a path or an `ImageState`. Results are on the CPU.
     """
 
     protocol = "paper"
