@@ -86,8 +86,9 @@ def build_owl(config: Mapping[str, Any], vocab: str | Path | Sequence[str] | Non
 def padded_square(image: Image.Image, size: int) -> torch.Tensor:
     """An image as OWLv2's input: [3, size, size] float32, padded with grey below and on the right, then resized.
 
-    image: RGB. Resized as in scikit-image: Gaussian blur with sigma (shrink - 1) / 2 pixels, then linear interpolation,
-    clipped to the padded image's range. Source: OWLv2's preprocessing in transformers' Owlv2ImageProcessor.
+    image: RGB. Resized as in scikit-image: Gaussian blur with sigma (longer side / size - 1) / 2 pixels, at least 0,
+    then linear interpolation, clipped to the padded image's range. Source: OWLv2's preprocessing in transformers'
+    Owlv2ImageProcessor.
     """
     from scipy import ndimage
 

@@ -220,7 +220,7 @@ class RegionRanker(Protocol):
 # %% ../../nbs/lib/models/01_roles.ipynb #a289e7fd
 @runtime_checkable
 class RegionEncoder(Protocol):
-    """A model that computes one feature vector per box of an image, such as a detector's features or CLIP's of crops.
+    """A model that computes one feature vector per box of an image, such as a detector, or CLIP applied to crops.
 
     The features are visual only; `models.regions.batch.box_geometry` gives the positions of the boxes.
     """

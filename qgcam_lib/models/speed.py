@@ -46,13 +46,13 @@ def _used_up(device: torch.device) -> float:
 # %% ../../nbs/lib/models/09_speed.ipynb #25711f68
 def speed_row(work: Callable[[], Any], device: str, *, count: int = 1, precision: str = "float32", n_bytes: float = 0,
               rounds: int = 5, most_seconds: float = 20.0, flops: float | None = None) -> dict[str, Any]:
-    """The cost of a call, COLUMNS: device (name), a second, lowest, highest (over the rounds), peak MB, TFLOP a call,
-    share of the limit (`least_seconds` / median).
+    """The cost of a call by COLUMNS: "device", its name; "a second", count / median seconds, with "lowest" and
+    "highest" over the rounds; "peak MB"; "TFLOP a call"; "share of the limit", `least_seconds` / median seconds.
 
     work: the call, run once before timing; flops: operations per call, None to count them in that first run; count:
     items per call (images, maps, steps); n_bytes: minimum bytes moved per call; rounds: timed calls, fewer if they
-    would take more than `most_seconds` in total. "a second" is count / median seconds.
-    Without a GPU only `device` is set, to NOT_RUN; if the GPU's memory is too small, to "out of memory".
+    would take more than `most_seconds` in total.
+    If a GPU is named but missing, only "device" is set, to NOT_RUN; if its memory is too small, to "out of memory".
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         return {"device": NOT_RUN}
@@ -92,8 +92,8 @@ def explainer_speed(names: Iterable[str], pictures: Sequence, phrases: Sequence[
 
     names: from `list_models`; pictures: at least as many as the largest batch; phrases: for each image; batches: sizes,
     ascending; weights, options: of `load_model`; most_seconds: limit for the timed calls of a row. A row is not run if
-    one call would exceed this limit, estimated from the smaller batch; `device` then states this. Without a GPU it is
-    NOT_RUN.
+    one call would exceed this limit, estimated from the next smaller batch; the column "device" then states this. If a
+    GPU is named but missing, "device" is NOT_RUN.
     """
     options |= {"batch_size": max(batches)}  # otherwise a model would split the batch
     rows, there = [], not device.startswith("cuda") or torch.cuda.is_available()

@@ -62,12 +62,12 @@ class BlipExplainer(PhraseExplainer):
     """BLIP's matcher as Explainer and Matcher.
 
     model: from `build_blip_itm`, frozen and set to evaluation mode here; config: the model's sizes; block: 0-based text
-    layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: the head that `score`
-    uses, "itm" (matching) or "itc" (contrastive), maps always come from the matching head; score: scale of the matching
-    head's scores, one of ITM_SCORES, "probability" by default (the contrastive head only returns the cosine, because
-    LAVIS's matching class has no temperature); precision: see `Adapter`;
-    card: facts about the weights; batch_images: images per batch, None for `batch_size`; batch_phrases:
-    phrases of an image in one pass. Every image may be a PIL image, a path or an `ImageState`. Results are on the CPU.
+    layer to explain; tokens: "lavis", "amc" or a token's position (see `token_weights`); head: "itm" (matching) or
+    "itc" (contrastive), the head that `score` uses; precision: see `Adapter`; card: facts about the weights;
+    batch_images: images per batch, None for `batch_size`; batch_phrases: phrases of an image in one pass.
+    score: scale of the matching head's scores, one of ITM_SCORES, None for "probability". The contrastive head returns
+    only the cosine, because LAVIS's matching class has no temperature. Maps always come from the matching head.
+    Every image may be a PIL image, a path or an `ImageState`. Results are on the CPU.
     """
 
     protocol = "paper"
@@ -113,7 +113,7 @@ def explain(self: BlipExplainer, image, phrases: Sequence[str]) -> tuple[torch.T
 # %% ../../../nbs/lib/models/blip/02_explainer.ipynb #216a86a8
 @patch
 def score(self: BlipExplainer, images: Sequence, texts: Sequence[str], head: str | None = None) -> torch.Tensor:
-    """Scores [I, T] float32 of every image with every text. head: "itm" for matching scores on the scale `score_as` (by
+    """Scores [I, T] float32 of every image with every text. head: "itm" for matching scores on the model's scale (by
     default probabilities in 0..1), "itc" for cosines in -1..1, None for the model's `head`; ValueError for others.
     """
     read = self._read_texts(texts, one_of("head", head or self.head, HEADS))

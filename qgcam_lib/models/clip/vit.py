@@ -255,7 +255,7 @@ def published_address(name: str) -> str:
 def official_clip(name: str) -> Path:
     """OpenAI's file in open_clip's cache (~/.cache/clip), fetched by open_clip if it is missing, SHA-256 checked.
 
-    Raises FileNotFoundError that states where to put the file if it cannot be fetched.
+    If the file cannot be fetched, raises FileNotFoundError that states where to put it.
     """
     from open_clip.pretrained import download_pretrained_from_url
 

@@ -24,9 +24,10 @@ from ..roles import Detections, Spans, phrase_texts
 class Adapter:
     """A network ready for use, with a card that describes it. Its public methods compute in its precision.
 
-    card: facts about the weights; facts: further entries of the card; precision: one of PRECISIONS, "" or None for the
-    value of `load_model` or the setting; with None the card does not record float32. layout: memory format of images
-    and kernels. The attribute `batch_size` (images per batch) has the value of `load_model` or the setting.
+    card: facts about the weights; facts: further entries of the card; layout: memory format of images and kernels;
+    precision: one of PRECISIONS, or "" or None for the value of `load_model` or the setting. The card records the
+    precision, but not "float32" if you pass None. The attribute `batch_size` (images per batch) has the value of
+    `load_model` or the setting.
     """
 
     def __init__(self, model: torch.nn.Module, card: Mapping[str, Any] | None = None, *, device: str = "cpu",
@@ -124,7 +125,7 @@ def equal_lengths(lengths: torch.Tensor, most: int) -> list[torch.Tensor]:
 
 # %% ../../../nbs/lib/models/common/06_adapter.ipynb #2c2e0385
 class PhraseExplainer(Adapter):
-    """An adapter with `explain(image, phrases)`, which returns maps [P, h, w] and scores [P], as Explainer."""
+    """An Explainer whose subclass defines `explain(image, phrases)`, which returns maps [P, h, w] and scores [P]."""
 
     def maps(self, image, phrases: Sequence[str]) -> torch.Tensor:
         """Maps [P, h, w] float32 for P phrases: raw, >= 0, on the model's grid. P may be 0."""

@@ -182,5 +182,5 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def imagenet_pixels(image: Image.Image, rows: int, columns: int) -> torch.Tensor:
-    """An image as [3, rows, columns] float32: resized linearly, with ImageNet's normalisation."""
+    """An image as [3, rows, columns] float32: resized bilinearly, with ImageNet's normalisation."""
     return prepare_image(image, (rows, columns), IMAGENET_MEAN, IMAGENET_STD, Image.Resampling.BILINEAR)

@@ -79,7 +79,7 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
                          "Fetch the files again.") from error
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-        raise ValueError(f"weights: {where} {unfit}. Weights missing or of another shape: {len(missing)}, "
+        raise ValueError(f"weights: {where} {unfit}. Missing or of another shape ({len(missing)}): "
                          f"{', '.join(missing[:20])}. Pass a checkpoint of this class.")
     return model, sorted(info["unexpected_keys"])
 
@@ -114,7 +114,7 @@ def _sizes(config_class: type, config: Any, tokenizer, text_part: str):
 # %% ../../../nbs/lib/models/common/07_hugging_face.ipynb #857ba4d0
 def read_beside(kind: type, where: str, lost: str, remedy: str) -> Any:
     """The tokenizer or processor from a folder or repository. kind: class with `from_pretrained`; lost, remedy: first
-    and last words of the FileNotFoundError that is raised if there is none."""
+    and last words of the FileNotFoundError that is raised if this object cannot be read."""
     try:
         return kind.from_pretrained(**from_cache_or_hub(where))
     except (OSError, ValueError, TypeError) as error:

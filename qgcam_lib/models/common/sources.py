@@ -37,7 +37,7 @@ def source_card(entry: ModelEntry, weights: str | Path, file: Path | None = None
 def published_file(entry: ModelEntry) -> Path:
     """The published checkpoint in torch's cache, fetched from its address if it is missing.
 
-    Raises FileNotFoundError that states where to put the file if it cannot be fetched.
+    If the file cannot be fetched, raises FileNotFoundError that states where to put it.
     """
     import torch
 
@@ -74,7 +74,7 @@ def not_on_hub(repository: str, files: str, error: object = "") -> str:
 def hub_file(repository: str, file: str) -> Path:
     """The path of a repository's file in Hugging Face's cache, fetched if it is missing.
 
-    Raises FileNotFoundError that states where to put the file if it cannot be fetched.
+    If the file cannot be fetched, raises FileNotFoundError that states where to put it.
     """
     from transformers.utils import cached_file
 

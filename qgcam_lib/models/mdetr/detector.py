@@ -124,7 +124,7 @@ class MdetrDetector(Adapter):
                  card: Mapping[str, Any] | None = None):
         config = model.config
         if len(tokenizer) > config.text_words or tokenizer.pad_token_id != 1:
-            raise ValueError(f"vocab: expected at most {config.text_words} pieces and padding id 1, as in RoBERTa's, "
+            raise ValueError(f"vocab: expected at most {config.text_words} pieces and RoBERTa's padding id, 1, "
                              f"got {len(tokenizer)} pieces and padding id {tokenizer.pad_token_id}.")
         self.tokenizer, self.batch_pairs = tokenizer, batch_pairs
         super().__init__(model, card, device=device, backbone=config.backbone, queries=config.queries,

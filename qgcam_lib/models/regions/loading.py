@@ -36,7 +36,8 @@ def ranker_config(config: Any, feature_size: int, encoder: str, weights: str = "
 
 def _no_address(entry: ModelEntry) -> Path:
     raise FileNotFoundError(f"weights: no weights of {entry.name} can be downloaded. Pass the path of a checkpoint "
-                            "(ViLBERT's is on its authors' shared drive) and, as `encoder`, its region encoder.")
+                            "(ViLBERT's is on its authors' shared drive), and as `encoder` the RegionEncoder that "
+                            "the checkpoint was trained with.")
 
 # %% ../../../nbs/lib/models/regions/06_loading.ipynb #d0c60008
 def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *, device: str = "cpu", seed: int = 0,
@@ -58,7 +59,7 @@ def load_region_ranker(entry: ModelEntry | str, weights: str | Path = "mini", *,
     feature_size, seen_by = sizes.pop("feature_size", feature_size), sizes.pop("encoder", None)
     if encoder is None and seen_by is None and weights != "random":
         raise ValueError(f"encoder: the checkpoint of {entry.name} does not name the encoder of its region features. "
-                         "Pass the RegionEncoder of its training as encoder.")
+                         "Pass as `encoder` the RegionEncoder that the ranker was trained with.")
     words = make_tokenizer(source.words(), lavis_tokens=False)
     kind = entry.name.partition("-")[0]
     make_config, build = KINDS[kind]

@@ -40,7 +40,7 @@ def vilt_size(width: int, height: int, *, shorter: int = 384, patch: int = 32) -
 class ViltExplainer(AttentionExplainer):
     """ViLT's matcher as Explainer and Matcher; see `AttentionExplainer` for the rest.
 
-    model: transformers' ViltForImageAndTextRetrieval. The score is its rank logit, unbounded; higher fits better. The
+    model: transformers' ViltForImageAndTextRetrieval. The score is the rank head's logit; higher is a better fit. The
     head has one output, so there is no probability. The grid of a map depends on the image's size, see `vilt_size`.
     """
 

@@ -30,9 +30,9 @@ def map_scores_of_boxes(maps: ArrayLike, boxes: ArrayLike, by: str = "mass") -> 
     """The scores of N boxes in each of P maps, float64 [P, N].
 
     maps [P, H, W]: finite, >= 0; boxes [N, 4]: xyxy on the maps' grid. by: "mass" is the box's share of the map's sum,
-    0 for an all-zero map; "mean" and "max" are over its pixels; "root" is the mass divided by the square root of the
-    box's share of the grid (ALBEF, Li et al. 2021, grounding on RefCOCO+). A pixel is in the box if its centre is; a
-    box that contains no centre gets the pixel of its upper left corner.
+    0 for an all-zero map; "mean" and "max" are over the box's pixels; "root" is the mass divided by the square root of
+    the box's share of the grid (ALBEF, Li et al. 2021, grounding on RefCOCO+). A pixel is in the box if its centre is;
+    a box that contains no centre gets the pixel of its upper left corner.
     """
     maps, by = np.asarray(maps, np.float64), one_of("by", by, BY)
     rows, columns = maps.shape[1:]
