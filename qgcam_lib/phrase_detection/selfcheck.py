@@ -174,7 +174,7 @@ def check_tricd(annotations: str | Path | Tricd | None = None, predictions: str 
     seconds. A failed check raises nothing. Errors: those of `load_tricd` and `read_predictions` for unreadable files.
     """
     if predictions is not None and annotations is None:
-        raise ValueError("annotations: expected the TRICD file of the predictions, got None")
+        raise ValueError("annotations: expected the TRICD file that belongs to the predictions, got None")
     data = synthetic_tricd(51, seed, subsets=SUBSETS) if annotations is None else annotations
     data = data if isinstance(data, Tricd) else load_tricd(data)
     made = synthetic_predictions(data, seed) if predictions is None else predictions

@@ -63,7 +63,7 @@ def with_categories(frame: pd.DataFrame) -> pd.DataFrame:
     elif "category" in frame:
         category = frame["category"]
     else:
-        raise ValueError("by: 'category' needs a column class (of score_classes), composition (of pairs) or category, "
+        raise ValueError("by: 'category' needs one of the columns 'class', 'composition' or 'category', "
                          f"got the columns {list(frame.columns)}")
     return frame.assign(category=category.where(category != "", NO_CATEGORY))
 

@@ -97,7 +97,7 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
     begin = {name: (dict(every[0]) | dict(start or {})).get(name) for name in controls}
     if bad := [name for name in begin if not name.isidentifier() or name in listed and begin[name] not in listed[name]]:
         raise ValueError("controls: expected Python identifiers as names, and each initial value among the control's "
-                         f"values; {bad} breaks this, with the initial values {begin}")
+                         f"values, got {bad} with the initial values {begin}")
     cache: dict[str, Answer] = {}
 
     def ask(state: Mapping) -> Answer:
