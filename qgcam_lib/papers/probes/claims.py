@@ -150,7 +150,7 @@ def filler_models(models: Sequence[str]) -> list[str]:
 
 
 def _worse_fillers(t: _Tables, r: _Roles) -> list[bool]:
-    "Whether the mean with noise and scene is below that with black and gray: AP of set MR, accuracy of set R; 8 cases."
+    "Whether noise or scene has a lower mean than black or gray, a case per pair: AP of set MR, accuracy of set R."
     means = [t[name].loc[filler_models(t[name].index)].mean() for name in ("ap_edited" + _MR, "first_edited" + _R)]
     return [mean[bad] < mean[good] for mean in means for bad in ("noise", "scene") for good in ("black", "gray")]
 

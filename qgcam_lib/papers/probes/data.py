@@ -114,7 +114,7 @@ def cautions_of(self: ProbeData, weights: str) -> list[str]:
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #0dae5107
 @patch
 def not_comparable(self: ProbeData, weights: str) -> str:
-    """Why the run is not comparable with Tables 4, 5, 7, 9, 10: never '', because their numbers are not available."""
+    """Why the run is not comparable with Tables 4, 5, 7, 9, 10, whose numbers are not available; never ''."""
     n = len(self.part)
     return why_not_comparable(is_miniworld=self.is_miniworld, weights=weights, n_ours=n, n_paper=n) or NOT_AVAILABLE
 
@@ -201,7 +201,7 @@ def open_pairs(data: Sequence[str] = ("miniworld-coco",), images: Sequence[str] 
 
 # %% ../../../nbs/lib/papers/probes/05_data.ipynb #6258a425
 def open_swaps(data: str = "miniworld-swaps", *, limit: int = 0, seed: int = 0) -> ProbeData:
-    """Load pairs of synthetic scenes that only the image decides. data: a folder with swaps.json and images/."""
+    """Load pairs of synthetic scenes that text alone cannot decide. data: a folder with swaps.json and images/."""
     folder = dataset_folder(data)
     groups = read_groups(folder / "swaps.json", "swap")
     return ProbeData(groups, (folder / "images",), data, (folder / MINIWORLD_MARKER).is_file(), limit=limit, seed=seed)

@@ -272,10 +272,10 @@ def cut_falls(expressions: Sequence[Expression], length: int = 20, *, special: i
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #4ee9aad6
 def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
-    """Whether the shipped nouns and adjectives keep the last word, one row per original: id, group, original,
+    """Whether the published nouns and adjectives keep the last word, one row per original: id, group, original,
     noun_adj, mark (the original ends in a mark), content (its last word is a noun or adjective by the tagger), kept.
 
-    raw: with originals and shipped strings; repeated originals count once, records without either are left out.
+    raw: with originals and published strings; repeated originals count once, records without either are left out.
     """
     once = {(one.annotation, one.original): one for one in raw if one.original and "noun_adj" in one.shipped}
     rows = []
@@ -289,8 +289,9 @@ def last_words(raw: Sequence[Expression], tagger: str = "auto") -> pd.DataFrame:
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #1276a4a8
 def last_word_table(strings: pd.DataFrame, **options: Any) -> pd.DataFrame:
-    """How many shipped strings lack a last word that is a noun or adjective: ends (in a mark or a word), strings, asked
-    (the last word is one), lost, value (share of asked), ci_low, ci_high, n_groups. strings: from `last_words`."""
+    """How many published strings lack the original's last word: ends (of the original, in a mark or a word), strings,
+    asked (the last word is a noun or adjective), lost (of asked), value (lost / asked), ci_low,
+    ci_high, n_groups. strings: from `last_words`."""
     worded = strings[strings["content"]].assign(lost=lambda frame: ~frame["kept"])
     counts = strings.groupby("mark")["id"].size()
     names = {True: "in a mark", False: "in a word"}

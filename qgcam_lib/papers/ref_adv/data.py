@@ -23,7 +23,7 @@ from ...data.referring.splits import split_counts
 @dataclass(frozen=True)
 class RefAdv:
     """Ref-Adv as used by a run. expressions: splits "easy", "hard", "adv", with the candidates of the files; raw:
-    split "adv", with originals and shipped strings; choices: of stage 1 by id, empty if unknown; bags: by id, the
+    split "adv", with originals and published strings; choices: of stage 1 by id, empty if unknown; bags: by id, the
     share of an expression's word orders that mean the target; folder: of files and images; where: the data's name for
     captions; derived: splits whose candidates are ours, not the authors'."""
 

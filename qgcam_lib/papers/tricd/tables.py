@@ -109,7 +109,7 @@ def statistics_beside(ours: pd.DataFrame, published: pd.DataFrame) -> pd.DataFra
 
 # %% ../../../nbs/lib/papers/tricd/01_tables.ipynb #9453b395
 def question_agreement(questions: pd.DataFrame) -> pd.DataFrame:
-    """How often our rule generates the shipped question: subset, n, same (equal texts), share.
+    """How often our rule generates the published question: subset, n, same (equal texts), share.
 
     questions: with columns question, caption and subset (`load_tricd_vqa` with the grounding file). "all" comes first.
     """
