@@ -221,7 +221,7 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
     echo_table(frame.dropna(axis="columns", how="all"), "{:.3g}".format)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ea524b63
-def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
+def table(name: Annotated[str | None, typer.Argument(metavar="RUN", help=(
               "id or folder of a run, or a notebook, which means its newest run"))] = None,
           outputs: Outputs = None, as_json: Json = False) -> None:
     """Print the score tables of a run (default: the newest finished one), its id and the path of its report.
