@@ -313,7 +313,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     pairs = list(option or [])
     if not scenes and not any(one.startswith("fillers=") for one in pairs):
         pairs.append("fillers=black,gray,noise")
-        say("without --scenes, no background is replaced by a scene (filler `scene`)", err=True)
+        say("without --scenes, the filler `scene` is not used", err=True)
     how = _options(ContextOptions, pairs, options, as_json, scenes=tuple(scenes or ()))
     coco, made = Coco(source_folder(root), split), []
     for build, name in parts[part]:
