@@ -83,8 +83,8 @@ _GROUPS = "file of the probe's groups, in one of the published formats"
 
 @scoring_command(probe_app, OF_SCORES, "qgcam probe score scores.parquet groups.json --by category")
 def score(scores: Annotated[Path, typer.Argument(help=(
-              ".parquet, .csv, .tsv or .json with the columns image, prompt, score; or with c0_i0, c0_i1, c1_i0, "
-              "c1_i1, where c1_i0 is the score of caption 1 with image 0"))],
+              ".csv, .tsv, .parquet, .json or .jsonl with the columns image, prompt, score; or with c0_i0, c0_i1, "
+              "c1_i0, c1_i1, where c1_i0 is the score of caption 1 with image 0"))],
           groups: Annotated[Path | None, typer.Argument(help=(
               f"{_GROUPS}; not needed with the columns c0_i0 to c1_i1"))] = None, kind: Kind = None, form: _Form = None,
           image_ids: Annotated[str, typer.Option(help=(

@@ -42,7 +42,7 @@ def _rule(threshold: float, strict: bool) -> str:
 @scoring_command(refer_app, OF_SCORES,
                  "qgcam refer score scores.parquet adv_easy_hard_annotations.json --split ref-adv")
 def score(scores: Annotated[Path, typer.Argument(help=(
-              ".parquet, .csv, .tsv or .json with the columns id, candidate, score"))],
+              ".csv, .tsv, .parquet, .json or .jsonl with the columns id, candidate, score"))],
           expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
           kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Evaluate your file of scores of candidate boxes: accuracy with interval, chance and ties. Needs no model.

@@ -105,8 +105,8 @@ def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
 # %% ../../nbs/lib/cli/03_tricd.ipynb #b465ca7c
 @tricd_app.command(example="qgcam tricd evaluate predictions.json TRICD_grounding_val.json")
 def evaluate(predictions: Annotated[Path, typer.Argument(help=(
-                 "detections in the format of TRICD, GLIP, FIBER, Detic or COCO, or a table: .json, .csv, .parquet or "
-                 ".pth"))],
+                 "detections: .json or .pth in the format of TRICD, GLIP, FIBER, Detic or COCO, or a table (.csv, "
+                 ".tsv, .parquet, .jsonl)"))],
              annotations: Annotated[str | None, typer.Argument(help=(
                  "TRICD's grounding file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
              split: _Split = None,
