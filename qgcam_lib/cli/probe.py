@@ -277,7 +277,7 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
                 option: _Option = None, options: _List = False, as_json: Json = False) -> None:
     """Build Probe-C from COCO's captions: pairs of images that differ in an attribute or in an object.
 
-    One file has opposite attributes of one object (small dog, large dog), one has an attribute of different objects."""
+    One file has pairs such as (small dog, large dog), the other file has pairs such as (white dog, white horse)."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.composition import find_mentions, swap_compositions, swap_objects
 
@@ -301,7 +301,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-B from COCO's instances: images without background (set MR), or with one object left (set R).
 
-    A filler replaces what is removed. Each group also has a reference and a control, an image with a small patch."""
+    A filler replaces what is removed. Each group also has a reference image, and a control image with a patch."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.context import ContextOptions, build_background, build_objects, class_prompts
 
@@ -334,7 +334,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build RelComp, training and test data: captions, each with a true and a false text.
 
-    With COCO, the true text replaces attributes by synonyms, the false text by opposites. With Visual Genome, the true
+    From COCO, the true text replaces attributes by synonyms, the false text by opposites. From Visual Genome, the true
     text is the prompt of a relation, and the false text has an unlikely predicate."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
