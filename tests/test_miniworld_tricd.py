@@ -440,7 +440,7 @@ def test_faults_are_found_one_by_one(tmp_path, root):
     (copy / "TRICD_VQA_test.json").write_text("[]")
     assert tricd_files(copy).verify().problem.str.contains("expected an object with the list").any()
     (copy / "TRICD_VQA_test.json").unlink()
-    assert tricd_files(copy).verify().problem.str.contains("not there").any()
+    assert tricd_files(copy).verify().problem.str.contains("questions is missing").any()
     content["images"][0].pop("caption")
     (copy / "TRICD_grounding_test.json").write_text(json.dumps(content))
     assert tricd_files(copy).verify().problem.tolist() == ["field 'caption' is missing"]

@@ -98,7 +98,7 @@ def test_missing_pictures_of_probe_b_are_left_out_and_counted(tmp_path):
                 picture_file(name[1], tmp_path).touch()
     groups = read_groups(tmp_path / "b.json", classes=CLASSES, images=tmp_path, fillers=("gray",))
     assert not groups and sorted(groups.left_out.values()) == [1, 1, 1, 1]
-    parts = {f"gray: the {part} picture is not there" for part in ("reference", "patch", "edited")}
+    parts = {f"gray: the {part} picture is missing" for part in ("reference", "patch", "edited")}
     assert parts < set(groups.left_out)
 
 

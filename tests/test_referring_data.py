@@ -445,7 +445,7 @@ def test_undecided_and_one_annotator():
                 max_size=8))
 @settings(max_examples=30, deadline=None)
 def test_the_rules_part_for_two_reasons_alone(rows):
-    """rows: text, hard for people, an adversarial expression of its own stands (only a hard one can have one)."""
+    """rows: text, hard for people, an adversarial expression was made from it (only a hard one can have one)."""
     test = [replace(CUP, id=str(n), text=text, annotation=str(n), split="") for n, (text, _, _) in enumerate(rows)]
     votes = {str(n): [1] * 5 if hard else [0] * 5 for n, (_, hard, _) in enumerate(rows)}
     adv = [replace(one, split="adv", original=one.text.strip().lower())

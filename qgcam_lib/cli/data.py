@@ -92,7 +92,7 @@ def data_ids(dataset: Annotated[str, typer.Argument(help="a folder, or a name fr
              split: Annotated[str, typer.Option(help=(
                  "split of the data set"))] = "test", limit: Limit = 0, seed: Seed = 0,
              as_json: Json = False) -> None:
-    """List the ids of the examples that --limit selects. Notebooks and `ground` select the same examples."""
+    """List the ids of the examples that --limit selects, here and in notebooks."""
     from qgcam_lib.data.catalog import load_dataset
     from qgcam_lib.grounding.run import drawn_ids
 
@@ -108,7 +108,10 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after unpacking it")] = False,
                yes: Annotated[bool, typer.Option("--yes", help="download even if the size is unknown")] = False,
                quiet: Quiet = False, as_json: Json = False) -> None:
-    """Download, check and unpack a data set. Exit code: 1 failed, 3 it must be downloaded manually."""
+    """Download, check and unpack a data set, or print the steps of its manual download.
+
+    Exit code: 1 failed, 2 usage error, 3 the data set must be downloaded manually.
+    """
     from qgcam_lib.data.sources import SOURCES_FILE, fetch, manual_steps, read_sources
     from qgcam_lib.settings import settings
 

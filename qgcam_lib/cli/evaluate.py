@@ -199,7 +199,7 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
              n_bootstrap: scoring.Bootstrap = 1000, level: scoring.Level = 0.95,
              seed: scoring.Seed = 0, on_error: scoring.OnError = "raise",
              quiet: scoring.Quiet = False, as_json: scoring.Json = False, file: _Settings = None) -> None:
-    """Evaluate one model on every task that it can do. Prints one table; writes a folder with one row per example.
+    """Evaluate one model on every task that it can do. Prints one table; writes a file per task, one row per example.
 
     The column `chance` is the score expected by chance. For maps it is the fraction of the image inside the boxes. For
     TRICD it is the score of a baseline that returns the whole image as every phrase's box, in random order.

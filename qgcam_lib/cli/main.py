@@ -198,7 +198,8 @@ def _about(frame) -> dict[str, Any]:
 @scoring_command(app, OF_SUMMARY, "qgcam score maps.npz boxes.csv --by kind --out scores.csv", _OWN)
 def score(maps: Annotated[Path, typer.Argument(help=(
               "heat maps: .safetensors, .npz, .npy, a folder of .npy, or a folder of stored maps"))],
-          boxes: Annotated[Path, typer.Argument(help=".csv, .parquet or .json with ids, boxes and image sizes")],
+          boxes: Annotated[Path, typer.Argument(help=(
+              ".csv, .tsv, .parquet, .json or .jsonl with ids, boxes and image sizes"))],
           protocol: Annotated[str, typer.Option(help=(
               "how maps are rescaled before scoring: paper (as in Q-GroundCAM), pixel (min-max, then bilinear to the "
               "image's size), amc or gscorecam (as in the code of these papers), native (not at all)"))] = "paper",
@@ -242,7 +243,7 @@ def score(maps: Annotated[Path, typer.Argument(help=(
 # %% ../../nbs/lib/cli/09_main.ipynb #d0d2f1c1
 @app.command(example="qgcam models --json", part=_HERE)
 def models(as_json: Json = False) -> None:
-    """List the models of load_model and their available weights. --json adds the addresses of the weights."""
+    """List all models by name, with their available weights. --json adds the addresses of the weights."""
     from qgcam_lib.models import list_models
 
     frame = list_models()

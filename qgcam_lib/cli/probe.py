@@ -83,8 +83,8 @@ _GROUPS = "file of the probe's groups, in one of the published formats"
 
 @scoring_command(probe_app, OF_SCORES, "qgcam probe score scores.parquet groups.json --by category")
 def score(scores: Annotated[Path, typer.Argument(help=(
-              ".parquet, .csv, .tsv or .json with the columns image, prompt, score; or with c0_i0, c0_i1, c1_i0, "
-              "c1_i1, where c1_i0 is the score of caption 1 with image 0"))],
+              ".csv, .tsv, .parquet, .json or .jsonl with the columns image, prompt, score; or with c0_i0, c0_i1, "
+              "c1_i0, c1_i1, where c1_i0 is the score of caption 1 with image 0"))],
           groups: Annotated[Path | None, typer.Argument(help=(
               f"{_GROUPS}; not needed with the columns c0_i0 to c1_i1"))] = None, kind: Kind = None, form: _Form = None,
           image_ids: Annotated[str, typer.Option(help=(
@@ -110,7 +110,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
 
 # %% ../../nbs/lib/cli/04_probe.ipynb #b35be740
 @scoring_command(probe_app, OF_MODEL, "qgcam probe run clip-vit-b32 groups.json IMAGES")
-def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`, or module:factory")],
+def run(model: Annotated[str, typer.Argument(help="a matcher from `qgcam models`, or module:NAME of your own model")],
         groups: Annotated[Path, typer.Argument(help=_GROUPS)], images: Images,
         form: _Form = None, average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *,
         common: Any) -> tuple:
@@ -248,7 +248,9 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
                  "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
                  "images of Visual Genome"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: per image a true relation, and two with an unlikely predicate or subject."""
+    """Build Probe-R from Visual Genome: true relations of images, and relations with an unlikely part.
+
+    Each group has a true relation, one with an unlikely predicate, and one with an unlikely subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -273,7 +275,9 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
                 out: Annotated[Path, typer.Argument(help="a folder for the two files of groups")],
                 split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "val2014",
                 option: _Option = None, options: _List = False, as_json: Json = False) -> None:
-    """Build Probe-C from COCO's captions: one object with opposite attributes, or two objects with one attribute."""
+    """Build Probe-C from COCO's captions: pairs of images that differ in an attribute or in an object.
+
+    One file has pairs such as (small dog, large dog), the other file has pairs such as (white dog, white horse)."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.composition import find_mentions, swap_compositions, swap_objects
 
@@ -288,14 +292,16 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
 @build_app.command(example="qgcam probe build background miniworld-coco OUT --scenes FOLDER --part MR")
 def background(root: Annotated[str, typer.Argument(help=_COCO)],
                out: Annotated[Path, typer.Argument(help="a folder for the pictures and the files")],
-               part: Annotated[str, typer.Option(help="MR (no background), R (one object left) or both")] = "both",
+               part: Annotated[str, typer.Option(help="set to build: MR, R or both")] = "both",
                split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
-                   "folder of scenes without any class of the probe, a further filler of the background (`scene`); "
-                   "repeat the option for several; default: none, so the fillers are black, gray and noise"))] = None,
+                   "folder of scenes that show no class of the probe, for the filler `scene`; repeat the option for "
+                   "several; default: none, so only the fillers black, gray and noise are used"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-B from COCO's instances: images without background or with one object, and a control with a patch."""
+    """Build Probe-B from COCO's instances: images without background (set MR), or with one object left (set R).
+
+    A filler replaces what is removed. Each group also has a reference image, and a control image with a patch."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.context import ContextOptions, build_background, build_objects, class_prompts
 
@@ -307,7 +313,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
     pairs = list(option or [])
     if not scenes and not any(one.startswith("fillers=") for one in pairs):
         pairs.append("fillers=black,gray,noise")
-        say("without --scenes, no background is replaced by a scene (filler `scene`)", err=True)
+        say("without --scenes, the filler `scene` is not used", err=True)
     how = _options(ContextOptions, pairs, options, as_json, scenes=tuple(scenes or ()))
     coco, made = Coco(source_folder(root), split), []
     for build, name in parts[part]:
@@ -319,13 +325,17 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
 @build_app.command(example="qgcam probe build relcomp visual-genome OUT --coco coco --probe relation_eval_subject.json")
 def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             out: Annotated[Path, typer.Argument(help="a folder for relcomp_train.json and relcomp_test.json")],
-            coco: Annotated[str | None, typer.Option(help=f"source of the captions: {_COCO}; default: none")] = None,
+            coco: Annotated[str | None, typer.Option(help=(
+                f"also use COCO's captions: {_COCO}; default: only Visual Genome"))] = None,
             split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "train2014",
             probe: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                 "exclude the pictures and captions of this file of Probe-R or Probe-C; repeat the option for several"
                 ))] = None,
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build RelComp: a true and a false rewording per caption, by attributes (COCO) or predicates (Visual Genome)."""
+    """Build RelComp, training and test data: captions, each with a true and a false text.
+
+    From COCO, the true text replaces attributes by synonyms, the false text by opposites. From Visual Genome, the true
+    text is the prompt of a relation, and the false text has an unlikely predicate."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.data.visual_genome.folder import VisualGenome

@@ -42,7 +42,7 @@ def _rule(threshold: float, strict: bool) -> str:
 @scoring_command(refer_app, OF_SCORES,
                  "qgcam refer score scores.parquet adv_easy_hard_annotations.json --split ref-adv")
 def score(scores: Annotated[Path, typer.Argument(help=(
-              ".parquet, .csv, .tsv or .json with the columns id, candidate, score"))],
+              ".csv, .tsv, .parquet, .json or .jsonl with the columns id, candidate, score"))],
           expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
           kind: Kind = None, threshold: _Threshold = 0.5, strict: _Strict = False, *, common: Any) -> tuple:
     """Evaluate your file of scores of candidate boxes: accuracy with interval, chance and ties. Needs no model.
@@ -61,7 +61,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc10a
 @scoring_command(refer_app, OF_MODEL,
                  "qgcam refer run reclip refcocog_adv_annotations.json IMAGES --perturb shuffle")
-def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`, or module:factory")],
+def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`, or module:NAME of your own model")],
         expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], images: Images, split: _Split = "",
         how: Annotated[str, typer.Option("--perturb", help=(
             "change the expressions: plain (lower case, no punctuation), shuffle (random word order), reverse, "
@@ -97,12 +97,13 @@ def run(model: Annotated[str, typer.Argument(help="a ranker from `qgcam models`,
 # %% ../../nbs/lib/cli/05_refer.ipynb #7a6fc10c
 @refer_app.command(example="qgcam refer splits adv_easy_hard_annotations.json --out form.csv")
 def splits(expressions: Annotated[Path, typer.Argument(help=_EXPRESSIONS)], split: _Split = "",
-           out: scoring.Out = None,
+           out: Annotated[Path | None, typer.Option(help=(
+               "also write one row per candidate to this file: .csv, .parquet or .json"))] = None,
            as_json: Json = False) -> None:
     """Count the expressions and candidates of each split, and compute the accuracy of a random choice.
 
     This accuracy (column random) is the share of candidates whose IoU with the target is at least .5, averaged over
-    expressions. --out writes one row per candidate: id, candidate, image, text, box, split.
+    expressions. The columns of --out: id, candidate, image, text, box, split.
     """
     from qgcam_lib.data.referring.expressions import candidate_counts
     from qgcam_lib.referring.run import expression_boxes, read_expressions

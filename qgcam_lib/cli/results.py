@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from .calls import echo_json, echo_table, refused, rows_of, say, short_path, table_text
-from .scoring import FILE, FILE_HELP, Bootstrap, Json, Level, Metrics, Outputs, Seed, readable, words
+from .scoring import FILE, Bootstrap, Json, Level, Metrics, Outputs, Seed, readable, words
 from ..errors import FormatError, needed
 
 # %% ../../nbs/lib/cli/07_results.ipynb #c298ee28
@@ -99,7 +99,8 @@ def read_settings(path: Path) -> dict[str, Any]:
 # %% ../../nbs/lib/cli/07_results.ipynb #4029ad81
 Parameters = Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help=(
     "set a parameter of the notebook; also NAME=VALUE"))]
-ParametersFile = Annotated[Path | None, typer.Option(*FILE, exists=True, dir_okay=False, help=FILE_HELP)]
+ParametersFile = Annotated[Path | None, typer.Option(*FILE, exists=True, dir_okay=False, help=(
+    "read parameters from a YAML file, one NAME: VALUE per line; -p takes precedence"))]
 
 
 def given_parameters(pairs: list[str] | None, file: Path | None) -> dict[str, Any]:
@@ -221,7 +222,7 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
     echo_table(frame.dropna(axis="columns", how="all"), "{:.3g}".format)
 
 # %% ../../nbs/lib/cli/07_results.ipynb #ea524b63
-def table(name: Annotated[str | None, typer.Argument(metavar="[RUN]", help=(
+def table(name: Annotated[str | None, typer.Argument(metavar="RUN", help=(
               "id or folder of a run, or a notebook, which means its newest run"))] = None,
           outputs: Outputs = None, as_json: Json = False) -> None:
     """Print the score tables of a run (default: the newest finished one), its id and the path of its report.

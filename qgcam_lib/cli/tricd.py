@@ -14,7 +14,7 @@ import typer
 
 from . import scoring
 from .calls import Commands, echo_json, echo_table, refused, rows_of, say, short_path
-from .scoring import Bootstrap, Json, Level, OnError, Out, Seed
+from .scoring import Bootstrap, Json, Level, OnError, Seed
 from ..storage.files import read_json
 
 # %% ../../nbs/lib/cli/03_tricd.ipynb #a25a599c
@@ -25,6 +25,7 @@ _Split = Annotated[str | None, typer.Option(help="test or val; default: test, or
 _Ties = scoring.choice(scoring.TIES, (
     "first (as in the authors' code: at equal scores, group recall ranks the pair with a true caption first, and AP "
     "ranks the lower image id first)"), "pessimistic (false captions first)")
+_Out = Annotated[Path | None, typer.Option(help="also write the table of scores to this file: .csv, .parquet or .json")]
 _ImageIds = Annotated[str, typer.Option(help=(
     "meaning of an image id in the predictions: 'pair' (TRICD's id), 'file' (the file name), or the path of a JSON "
     "file {id: pair}"))]
@@ -104,8 +105,8 @@ def _echo_scores(table: Any, data: Any, predictions: Any, level: float) -> None:
 # %% ../../nbs/lib/cli/03_tricd.ipynb #b465ca7c
 @tricd_app.command(example="qgcam tricd evaluate predictions.json TRICD_grounding_val.json")
 def evaluate(predictions: Annotated[Path, typer.Argument(help=(
-                 "detections in the format of TRICD, GLIP, FIBER, Detic or COCO, or a table: .json, .csv, .parquet or "
-                 ".pth"))],
+                 "detections: .json or .pth in the format of TRICD, GLIP, FIBER, Detic or COCO, or a table (.csv, "
+                 ".tsv, .parquet, .jsonl)"))],
              annotations: Annotated[str | None, typer.Argument(help=(
                  "TRICD's grounding file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
              split: _Split = None,
@@ -124,11 +125,11 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
                  "meaning of a category id in the predictions: 'id' (a phrase's id), '0' or '1' (the phrase's position "
                  "in its pair, counted from 0 or 1), or the path of a file with the vocabulary"))] = None,
              box_format: scoring.BoxFormat = None,
-             on_error: OnError = "raise", out: Out = None, as_json: Json = False) -> None:
+             on_error: OnError = "raise", out: _Out = None, as_json: Json = False) -> None:
     """Score a file of detections: AP, recall, group recall and upper bound with intervals. Needs no model.
 
     --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
-    merged_recall, upper_bound and group_recall. --out writes the table of scores, one row per subset and score.
+    merged_recall, upper_bound and group_recall. The table of --out has one row per subset and score.
 
     Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """
@@ -166,7 +167,7 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
 @tricd_app.command(example="qgcam tricd questions answers.json TRICD_VQA_val.json")
 def questions(answers: Annotated[Path, typer.Argument(help=(
                   "JSON file {image_id: answer}; an answer is 0, 1 or a text"))],
-              asked: Annotated[str | None, typer.Argument(metavar="[QUESTIONS]", help=(
+              asked: Annotated[str | None, typer.Argument(metavar="QUESTIONS", help=(
                   "TRICD's VQA file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
               split: _Split = None,
               annotations: Annotated[Path | None, typer.Option(exists=True, help=(
@@ -216,7 +217,7 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
           seed: Seed = 0, as_json: Json = False) -> None:
     """Check the evaluator on this machine: properties of its scores, agreement with COCO's and the authors' evaluator.
 
-    Exit code: 0 every check that could be run passed, 1 one failed or a file is invalid, 2 usage error.
+    Exit code: 0 every check that could be run passed, 1 a check failed or a file is invalid, 2 usage error.
     """
     from qgcam_lib.phrase_detection.selfcheck import check_tricd
 

@@ -253,7 +253,7 @@ def changed_outputs(folder: str | Path, kinds: Collection[str] = ()) -> list[str
         now = file_sha256(folder / path) if (folder / path).is_file() else ""
         if now != digest:
             differences.append(f"{path} has changed (sha256 {now[:12]}, recorded {digest[:12]})" if now else
-                               f"{path} is gone")
+                               f"{path} is missing")
     if not kinds or "records" in kinds:
         there = {file.relative_to(folder).as_posix() for file in (folder / "records").rglob("*.parquet")}
         differences += [f"{path} is not in the record" for path in sorted(there - {item["path"] for item in outputs})]

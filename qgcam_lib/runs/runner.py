@@ -268,7 +268,7 @@ def _is_finished(plan: RunPlan, say: Callable[[str], object]) -> bool:
         return False
     differences = changed_outputs(plan.folder)
     if differences:
-        moved = all(line.endswith(" is gone") for line in differences) or _set_aside(plan.folder)
+        moved = all(line.endswith(" is missing") for line in differences) or _set_aside(plan.folder)
         more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
         where = f" The changed folder is kept as {moved}." if isinstance(moved, Path) else ""
         say(f"run {plan.run_id}: {differences[0]}{more}. The run is computed again.{where}")

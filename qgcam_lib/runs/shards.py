@@ -125,8 +125,8 @@ def run_shards(notebook: str | Path, parameters: Mapping[str, Any] | None = None
 def run_parts(notebook: str | Path, parameters: Mapping[str, Any] | None = None, *, shards: int = 1, shard: str = "",
               **options: Any) -> RunResult:
     """The command `qgcam run`. shards: number of shards. shard: "k/n" computes only the k-th of n shards, "gather/n"
-    the run from n finished shards; "" the run. options, result and errors as in `run_notebook`; ValueError for a shard
-    and several shards."""
+    executes the run with n finished shards; "": the run, in `shards` shards. options, result and errors as in
+    `run_notebook`; ValueError if `shard` is given and `shards` is above 1."""
     if shard and shards > 1:
         raise ValueError(f"shard, shards: expected only one of them, got {shard!r} and {shards}; leave one out")
     what, _, n = shard.partition("/")

@@ -70,7 +70,7 @@ def _all_contexts(path: Path, form: str, rows: Iterable[dict], classes: Mapping 
     for group in groups:
         lost = next((part for part in ("patch", "reference", "edited")
                      if not picture_file(group.pictures[part], images).is_file()), "")
-        left_out.update([f"{group.filler}: the {lost} picture is not there"] if lost else [])
+        left_out.update([f"{group.filler}: the {lost} picture is missing"] if lost else [])
         complete += [] if lost else [group]
     return Groups(complete, form=form, left_out=left_out)
 
@@ -111,7 +111,7 @@ def read_groups(path: str | Path, kind: str | None = None, *, images: str | Path
         if form == "relation":
             groups = Groups([relation_group(key, row) for key, row in rows], form=form)
             typos = sum(MISSPELT in row for _, row in rows)
-            notes += [f"{typos} records spell positive_image_ids as {MISSPELT}; taken as meant"] if typos else []
+            notes += [f"{typos} records spell positive_image_ids as {MISSPELT}; both are read"] if typos else []
         elif form == "swap":
             groups = Groups([swap_pair(number, row) for number, (_, row) in enumerate(rows)], form=form)
         elif form == "relcomp":

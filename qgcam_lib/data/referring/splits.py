@@ -168,7 +168,7 @@ def split_by_people(expressions: Sequence[Expression], choices: Choices, needed:
     return Expressions(decided, left_out={"undecided": undecided} if undecided else {})
 
 # %% ../../../nbs/lib/data/referring/03_splits.ipynb #3f897705
-REASONS = ("the rules agree", "no adversarial expression of its own stands", "the same words are hard elsewhere")
+REASONS = ("the rules agree", "no adversarial expression was made from it", "a hard expression has the same words")
 
 
 def rule_differences(by_text: Sequence[Expression], by_people: Sequence[Expression],

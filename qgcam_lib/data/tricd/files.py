@@ -86,14 +86,14 @@ def _problems(files: TricdFiles) -> list[Problem]:
         h, w = pair.size
         for box in (box for phrase in pair.phrases for box in phrase.boxes):
             if min(box) < 0 or box[2] > w or box[3] > h:
-                text = f"a box sticks out of the picture: {[round(v, 1) for v in box]} in {w} x {h}"
+                text = f"a box extends beyond the picture: {[round(v, 1) for v in box]} in {w} x {h}"
                 problems.append(Problem(files.grounding.name, text, "note", str(pair.id)))
     return problems
 
 # %% ../../../nbs/lib/data/tricd/02_files.ipynb #4e576b58
 def _question_problems(files: TricdFiles, truth: dict[int, bool]) -> list[Problem]:
     if files.questions is None:
-        return [Problem(f"TRICD_VQA_{files.split}.json", "the file of the questions is not there", "note")]
+        return [Problem(f"TRICD_VQA_{files.split}.json", "the file of the questions is missing", "note")]
     try:
         questions, answers = tricd_records(files.questions, "image_id", questions=_Question, annotations=_Answer)
     except ExampleError as error:

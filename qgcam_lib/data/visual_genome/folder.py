@@ -108,7 +108,7 @@ def files(self: VisualGenome) -> list[Path]:
 def verify(self: VisualGenome) -> pd.DataFrame:
     "Every problem found: file, problem, severity, id. Reads all files; images are located, not decoded."
     there = [name for name in _FILES if (self.root / name).is_file()]
-    problems = [Problem(name, "the file is not there", "note") for name in _FILES if name not in there]
+    problems = [Problem(name, "the file is missing", "note") for name in _FILES if name not in there]
     readers = {"image_data.json": lambda: _lost_pictures(self),
                "relationships.json": lambda: _strangers(self, "relationships.json", self.triplets.images.tolist()),
                "objects.json": lambda: _strangers(self, "objects.json", self.presence.images.tolist()),
