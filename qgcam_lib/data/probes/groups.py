@@ -26,7 +26,8 @@ def picture_name(name: str) -> str:
         for part in name.split("/"):
             plain_name(part)
     except ValueError as error:
-        raise ValueError("expected the path of an image below its folder, without '..'") from error
+        raise ValueError(f"expected an image's path relative to the folder of images, without '..', got {name!r:.60}"
+                         ) from error
     return name
 
 
