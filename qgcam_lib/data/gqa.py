@@ -175,7 +175,7 @@ def scene_graphs(root: str | Path, split: str) -> Iterator[tuple[str, dict]]:
     path = next((path for path in places if path.is_file()), None)
     if path is None:
         raise ExampleError(f"there is no {split}_sceneGraphs.json", file=root,
-                           remedy="GQA publishes scene graphs for train and val only: use one of these splits")
+                           remedy="Put it there or into sceneGraphs/; GQA publishes it for train and val only")
     for image, graph in read_entries(path, "{}"):
         checked(_Graph, graph, f"image {image}", path)
         yield image, graph
