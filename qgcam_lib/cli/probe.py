@@ -243,7 +243,7 @@ _List = Annotated[bool, typer.Option("--list-options", help="list the options an
 
 @build_app.command(example="qgcam probe build relation miniworld-visual-genome OUT -o n_images=10")
 def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
-             out: Annotated[Path, typer.Argument(help="a .json file, or a folder for relation_eval_subject.json")],
+             out: Annotated[Path, typer.Argument(help="output file (.json), or folder for relation_eval_subject.json")],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                  "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
                  "images of Visual Genome"))] = None,
