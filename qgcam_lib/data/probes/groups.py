@@ -26,7 +26,7 @@ def picture_name(name: str) -> str:
         for part in name.split("/"):
             plain_name(part)
     except ValueError as error:
-        raise ValueError("expected the path of an image below its folder, without '..'") from error
+        raise ValueError("expected an image's path relative to the folder of images, without '..'") from error
     return name
 
 
