@@ -49,7 +49,7 @@ class Layout:
 def _layouts(name: str, thing: Any) -> dict[str, Layout]:
     """The layout that a plug-in defines, by the name of its data set."""
     if not isinstance(thing, Layout):
-        raise ValueError(f"expected a Layout, got {type(thing).__name__}")
+        raise ValueError(f"expected a Layout of qgcam_lib.data.catalog, got {type(thing).__name__}")
     return {name: thing}
 
 
