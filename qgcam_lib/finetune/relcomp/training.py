@@ -78,7 +78,7 @@ def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[s
         file = picture_file(group.image, images)
         if file not in files and not file.is_file():
             raise ExampleError("there is no picture of this group", group.id, file,
-                               "Put the picture there, or leave out the groups without pictures.")
+                               "Add this file, or leave out the groups without pictures.")
         numbers.append(files.setdefault(file, len(files)))
         own = group.caption, group.positive, group.negative
         text_rows.append([texts.setdefault(text, len(texts)) for text in own])
