@@ -266,8 +266,8 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
         raise ParameterError(f"expected a table with the same model in both runs, got {models[0]} in {folders[0].name} "
                              f"and {models[1]} in {folders[1].name}. To pair other models: model_a='A', model_b='B'")
     if not tables:
-        raise ParameterError(f"{folders[0].name} and {folders[1].name} have no example in common. Were they drawn with "
-                             "different seeds?")
+        raise ParameterError(f"{folders[0].name} and {folders[1].name} have no example in common. Compare runs on the "
+                             "same examples: the same data set, split and seed.")
     differences = pd.concat(tables, ignore_index=True)[_COLUMNS]
     differences.attrs = {"differences": differ, "pairs": pairs}
     return differences

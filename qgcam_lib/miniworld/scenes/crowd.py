@@ -152,8 +152,8 @@ def make_crowd(index: int, split: str, *, seed: int) -> Rendering:
         tops = picture.scene.top_level()
         if tops and rivals(picture.scene, tops[0].id):
             return crop(picture, _frame(picture, dice))
-    raise RuntimeError(f"no crowd after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed}). Use another "
-                       "index or seed")
+    raise RuntimeError(f"no scene with two objects of one type after {_ATTEMPTS} attempts (split={split}, "
+                       f"index={index}, seed={seed}). Use another index or seed")
 
 # %% ../../../nbs/lib/miniworld/scenes/05_crowd.ipynb #ea4f149f
 _SAME_NOUN, _SAME_COLOUR = 0.7, 0.35  # chances
