@@ -40,7 +40,7 @@ Missing = choice(MISSING, "raise (an error if a score is missing)",
 Kind = Annotated[str | None, typer.Option(help=(
     "kind of the scores: logit, cosine, probability, log-probability or distance; default: inferred from the values"))]
 Out = Annotated[Path | None, typer.Option(help="also write one row per record to this file: .csv, .parquet or .json")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 Weights = Annotated[str, typer.Option(help=(
     "mini (small, from this project), official (published), random, or the path of a checkpoint"))]
 _SETTING = "; default: from the settings"
