@@ -182,7 +182,7 @@ class DeviceName(NamedInput):
     @classmethod
     def check(cls, text: str) -> str:
         if not re.fullmatch(r"|cpu|mps|(cuda|xpu)(:\d+)?", text):
-            raise ParameterError("Give cpu, cuda, cuda:N, mps or xpu.")
+            raise ParameterError("Pass cpu, cuda, cuda:N, mps or xpu, or '' for the setting `device`.")
         return text
 
     @classmethod

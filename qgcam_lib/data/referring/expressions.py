@@ -31,7 +31,7 @@ def _boxes(boxes: Any) -> tuple[Box, ...]:
     try:
         array = as_boxes(np.array([tuple(box) for box in boxes], dtype=np.float64).reshape(-1, 4))
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"expected boxes: {error}") from error
+        raise ValueError(f"expected four numbers per box ({error})") from error
     return tuple(tuple(box) for box in array.tolist())
 
 # %% ../../../nbs/lib/data/referring/01_expressions.ipynb #409d8358

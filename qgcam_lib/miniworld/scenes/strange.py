@@ -208,8 +208,8 @@ def make_strange(index: int, split: str, *, seed: int, indoors: bool) -> Renderi
         picture = paint_scene(scene, lambda s, empty=empty: _paint(s, empty))
         if len(picture.scene.top_level()) >= 2:
             return replace(picture, image=spoil(picture.image, faults, dice))
-    raise RuntimeError(f"no strange scene after {_ATTEMPTS} attempts (split={split}, index={index}, seed={seed}). Use "
-                       "another index or seed")
+    raise RuntimeError(f"no scene with two visible objects after {_ATTEMPTS} attempts (split={split}, index={index}, "
+                       f"seed={seed}). Use another index or seed")
 
 # %% ../../../nbs/lib/miniworld/scenes/06_strange.ipynb #aac640bb
 def planted_biases() -> pd.DataFrame:
