@@ -213,7 +213,7 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
           predictions: Annotated[Path | None, typer.Option(exists=True, help=(
               "predictions for these annotations; default: generated predictions"))] = None,
           expected: Annotated[Path | None, typer.Option(exists=True, help=(
-              "JSON file of the expected values, {metric: {subset: value}}"))] = None,
+              "JSON file of the scores that the predictions should get, {metric: {subset: value}}"))] = None,
           seed: Seed = 0, as_json: Json = False) -> None:
     """Check the evaluator on this machine: properties of its scores, agreement with COCO's and the authors' evaluator.
 

@@ -26,7 +26,7 @@ MAX_PIXELS = 89_478_485  # maximum of an image, Pillow's default limit
 def plain_name(name: str) -> str:
     """`name` unchanged; ValueError if it is no plain file name: a path, "..", more than 255 bytes."""
     if name in ("", ".", "..") or set(name) & set("/\\\0") or len(name.encode("utf-8", "replace")) > 255:
-        raise ValueError(f"expected a plain file name of the picture, got {name!r:.60}")
+        raise ValueError(f"expected a plain file name of the picture, without a folder, got {name!r:.60}")
     return name
 
 
