@@ -277,7 +277,7 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "model of RUN_A; default: compare the parameters `model`, and every model that both runs have"))] = "",
+                "model of RUN_A; default: each run's own model (parameter `model`), and those of both runs"))] = "",
             model_b: Annotated[str, typer.Option(help=(
                 "model of RUN_B; a single --model-a or --model-b applies to both runs"))] = "",
             metrics: Metrics = None,
