@@ -125,7 +125,7 @@ def test_splits_divide(label):
 
 def test_splits(root):
     assert [len(Refer(root, split=s)) for s in ("testA", "testB", "test", "val", "all")] == [5, 3, 7, 1, 8]
-    with pytest.raises(ExampleError, match=r"the file has objects of: testA \(3\), testB \(1\), val \(1\)"):
+    with pytest.raises(ExampleError, match=r"splits of the file \(objects\): testA \(3\), testB \(1\), val \(1\)"):
         Refer(root, split="testZ").images()
 
 

@@ -204,7 +204,7 @@ class Refer(ByImage):
         if not by_image:
             counts = Counter(ref.split for ref in self._all_refs)
             here = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-            raise ExampleError(f"there is no split {self.split!r}; the file has objects of: {here or 'no split'}",
+            raise ExampleError(f"there is no split {self.split!r}; splits of the file (objects): {here or 'none'}",
                                file=self._place.refs, remedy="Pass one of these as split")
         return by_image
 
