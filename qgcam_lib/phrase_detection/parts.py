@@ -119,7 +119,7 @@ def parts(data: Tricd, n_bootstrap: int = N_BOOTSTRAP, *, n_subsets: int = 0, le
     names = part_names(data, by)
     chosen = names if subsets is None else tuple(subsets)
     if isinstance(subsets, str) or not chosen or not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
-        raise ValueError(f"subsets: expected different names from {names}, got {subsets!r}")
+        raise ValueError(f"subsets: expected a list of names from {names}, each once, got {subsets!r}")
     made = {}
     for name, seeds in zip(names, np.random.SeedSequence(seed).spawn(len(names))):  # a seed per part, chosen or not
         if name in chosen:
