@@ -126,7 +126,7 @@ def test_wrong_calls_and_mixed_files_are_refused(tmp_path):
     pictures = context_pictures("1.jpg", "gray")
     one = ContextGroup("a", "1.jpg", "gray", "background", pictures, ("dog",), ("dog", "bed"), ("d", "b"))
     for other in (replace(one, id="b"), replace(one, id="b", filler="black", classes=("dog",), prompts=("d",))):
-        with pytest.raises(ExampleError, match="one file with the others"):
+        with pytest.raises(ExampleError, match="this group does not fit"):
             write_groups([one, other], tmp_path / "b.json")
     with pytest.raises(ValueError, match="relative to the folder of images"):
         picture_file("../x.jpg", tmp_path)

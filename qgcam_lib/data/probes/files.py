@@ -156,8 +156,8 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         again = [one for number, row in enumerate(rows) for one in context_groups(row, number, form, table, FILLERS)]
         lost = next((one.id for one in groups if one not in again), None)
         if lost is not None:
-            raise ExampleError("this group cannot be in one file with the others: groups of one image, and in set R of one "
-                               "object, form a row, so their fillers must differ and their classes agree", lost,
+            raise ExampleError("expected different fillers and equal classes in all groups of one image (in set R: one "
+                               "image and object), because they form one row; this group does not fit", lost,
                                remedy="Write this group to a separate file")
     elif form == "swap":
         rows = [swap_row(number, one) for number, one in enumerate(groups)]
