@@ -277,7 +277,8 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "model of RUN_A; default: each run's own model (parameter `model`), and those of both runs"))] = "",
+                "model of RUN_A; default: pair the models of the parameter `model`, and each other model that both "
+                "runs have"))] = "",
             model_b: Annotated[str, typer.Option(help=(
                 "model of RUN_B; a single --model-a or --model-b applies to both runs"))] = "",
             metrics: Metrics = None,

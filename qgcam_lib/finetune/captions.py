@@ -115,7 +115,7 @@ class CaptionMaker:
     def __init__(self, texts: Sequence[ImageText]):
         if not texts:
             raise ValueError("texts: expected at least one picture with a phrase, got none. Check the split's list "
-                             "and its sentences")
+                             "of pictures and their sentences")
         self.texts, kin, nouns = list(texts), defaultdict(set), set()
         for text in self.texts:
             nouns.update(reading.head_and_attributes(mention.words)[0] for mention in text.mentions)
