@@ -197,7 +197,7 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
     options = _check_options(average, ties, missing)
     if average == "probabilities" and not table.kind.has_confidence:
         raise ValueError(f"average: expected 'logits', because scores of the kind {table.kind.name!r} give no "
-                         "probabilities, got 'probabilities'")
+                         "probability of a choice, got 'probabilities'")
     if kind is SwapPair:
         frame = _score_pairs(groups, table, missing)
     elif kind is ContextGroup:
