@@ -61,8 +61,8 @@ class MapProtocol:
             if getattr(self, key) not in allowed:
                 raise ValueError(f"MapProtocol.{key}: expected one of {allowed}, got {getattr(self, key)!r}")
         if self.blur < 0:
-            raise ValueError("MapProtocol.blur: expected a number >= 0, the Gaussian's sigma divided by the longer "
-                             f"side, got {self.blur}")
+            raise ValueError("MapProtocol.blur: expected a number >= 0, the Gaussian's sigma divided by the map's "
+                             f"longer side, got {self.blur}")
         if isinstance(self.grid, str) and self.grid not in ("native", "image"):
             raise ValueError(f"MapProtocol.grid: expected 'native', 'image' or (height, width), got {self.grid!r}")
         if not isinstance(self.grid, str):
