@@ -100,7 +100,7 @@ def plan_sources(sources: Sequence[str], weights: str = "mini") -> pd.DataFrame:
                         columns=["model", "source", "why"])
     if (twice := plan["model"].duplicated()).any():
         raise ValueError(f"models: expected different names, got {plan['model'][twice].iloc[0]!r} twice; "
-                         "rename one of the files")
+                         "remove one, or rename its file")
     if unknown := [one for one in sources if file_source(one, "predictions") is None and one not in MODELS]:
         names = sorted(entry.name for entry in MODELS.values() if entry.role in ("detector", "answerer"))
         raise ValueError(f"models: expected predictions:PATH or one of {names}, got {unknown[0]!r}")

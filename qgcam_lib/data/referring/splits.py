@@ -88,7 +88,8 @@ def judge(expressions: Sequence[Expression], choices: Choices, needed: int = 3) 
     Errors: ExampleError for an expression without choices or candidates, an index out of range, an unknown id.
     """
     if strange := sorted(set(choices) - {one.id for one in expressions}):
-        raise ExampleError(f"choices: {len(strange)} ids belong to none of the expressions", strange[0])
+        raise ExampleError(f"choices: {len(strange)} ids belong to none of the expressions", strange[0],
+                           remedy="Remove them, or pass their expressions too")
     rows = [_judged(one, _checked(one, choices), needed) for one in expressions]
     columns = ["id", "group", "split", "boxes", "votes", "no_box", "right", "located", "agreement", "by_chance", "confused",
                "confused_votes", "confused_ties"]
