@@ -261,9 +261,10 @@ def finished(self: RankerTraining) -> bool:
 def check_data(data: Any, recipe: RankerRecipe) -> None:
     """Raises ParameterError if a batch is too small for all texts of an image, or a text has no target."""
     without, most = int((data.place < 0).sum()), int(np.bincount(data.of).max())
-    if most > recipe.batch or without:
-        raise ParameterError(f"batch, data: expected a batch of at least {most} (the texts of one picture) and a "
-                             f"target for each text, got a batch of {recipe.batch} and {without} texts without target.")
+    if most > recipe.batch:
+        raise ParameterError(f"batch: expected at least {most}, the number of texts of one image, got {recipe.batch}.")
+    if without:
+        raise ParameterError(f"data: expected a target for each text, got {without} texts without target.")
 
 # %% ../../../nbs/lib/finetune/referring/02_training.ipynb #325d61f8
 def start_ranker(network: torch.nn.Module, data: Any, recipe: RankerRecipe, dev: Any = None, device: str = "cpu",
