@@ -130,7 +130,7 @@ def test_phrases_are_cleaned_as_in_albef(text):
     if expected:
         assert clean_caption(text) == expected
     else:
-        with pytest.raises(ValueError, match="left"):
+        with pytest.raises(ValueError, match="expected words"):
             clean_caption(text)
 
 

@@ -343,7 +343,7 @@ GOOD = np.full((3, 4, 4), 0.5, np.float32)
     ({"nan": True}, "example 1"), ({"inf": True, "negatives": "relu"}, "example 1"), ({"minus": True}, "example 1"),
     ({"negative": True}, "example 1"), ({"minus": True, "negatives": "minmax"}, "example 1"),
     ({"boxes": [[0, 0, 2, 2], [3, 3, 1, 1], [0, 0, 1, 1]]}, "example 1"),
-    ({"boxes": [[0, 0, 2, 2], [0, 0, 1, 1], [4, 0, 6, 2]]}, "outside.*example 2"),
+    ({"boxes": [[0, 0, 2, 2], [0, 0, 1, 1], [4, 0, 6, 2]]}, "overlaps the image.*example 2"),
     ({"boxes": [[0, 0, 2, 2], [0, 0, np.nan, 1], [1, 0, 2, 2]]}, "example 1"),
     ({"boxes": [[[0, 0, 2, 2]], [], [[1, 0, 2, 2]]]}, "example 1"),
     ({"boxes": [[0, 0, 2, 2], [0, 0, 1, 1]]}, "got 2"), ({"boxes": [[0, 0, 2], [0, 0, 1], [0, 1, 1]]}, "example 0"),

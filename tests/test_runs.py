@@ -479,7 +479,7 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path):
 def test_names_and_types_of_outputs_are_checked(tmp_path):
     run = Run(tmp_path / "r", "r")
     for name in ("../t", ""):
-        with pytest.raises(ValueError, match="`name`"):
+        with pytest.raises(ValueError, match="name: expected letters"):
             run.save_table(pd.DataFrame({"a": [1]}), name)
     with pytest.raises(TypeError):
         run.save_table([1, 2], "t")
@@ -519,5 +519,5 @@ def test_a_run_takes_the_values_of_the_kernel_and_refuses_what_the_notebook_does
     for space, name in (({"limit": True}, "`limit`"), ({"limit": 3, "share": 0.5, "zzz": None}, "`zzz`")):
         with pytest.raises(ParameterError, match=name):
             parameters(**space)
-    with pytest.raises(RunError, match="`name`"):
+    with pytest.raises(RunError, match="name: expected the name or path"):
         open_run("nowhere/mine.ipynb", {}, outputs=tmp_path / "out")

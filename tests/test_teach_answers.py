@@ -34,7 +34,7 @@ def test_an_explorer_of_answers_needs_nothing_from_outside_and_escapes_what_it_i
 
 @pytest.mark.parametrize(("controls", "options", "message"), [
     ({"a b": [1, 2]}, {}, "identifiers"),
-    ({"a": [1, 2]}, {"start": {"a": 3}}, "initial values among"),
+    ({"a": [1, 2]}, {"start": {"a": 3}}, "initial value among"),
 ])
 def test_controls_that_do_not_fit_are_refused(controls, options, message):
     with pytest.raises(ValueError, match=message):

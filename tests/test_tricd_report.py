@@ -128,7 +128,7 @@ def test_equal_models_are_not_told_apart_and_different_ones_are(made, matches):
     value = evaluate(made, synthetic_predictions(made, seed=3, find=0.95))["value"][0]
     poor = evaluate(made, synthetic_predictions(made, seed=3, find=0.4))["value"][0]
     assert apart.loc[("good", "poor"), "gap"] == pytest.approx(100 * (value - poor))
-    with pytest.raises(ValueError, match="annotations"):
+    with pytest.raises(ValueError, match="same Tricd object"):
         paired_differences(matches | {"other": match_predictions(synthetic_tricd(3), {})})
     assert paired_differences({}).empty
 

@@ -210,5 +210,5 @@ def test_rankers_by_name_answer_together_as_one_by_one(name):
         with pytest.raises(ValueError, match="38"):
             ranker.rank(pictures[0], BOXES, long)
     else:
-        with pytest.warns(UserWarning, match="cut"):
+        with pytest.warns(UserWarning, match="truncated"):
             assert ranker.rank(pictures[0], BOXES, long).shape == (4,)

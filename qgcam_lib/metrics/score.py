@@ -215,11 +215,14 @@ def _scores(work: _Work, rows: np.ndarray, size: tuple[int, int], parts_of: Call
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #5a5d0006
 def _findings(all_boxes: np.ndarray, example: np.ndarray, sizes: np.ndarray, maps: Any, cut: np.ndarray,
-              groups: np.ndarray | None) -> list[str]:
-    "Return findings about all boxes of a call, and about the peak positions of some of its maps."
+              groups: np.ndarray | None, check: bool) -> list[str]:
+    "Return findings about all boxes of a call and about the peak positions of some of its maps; [] without `check`."
+    found = box_findings(all_boxes, sizes[example], example)  # refuses boxes that are fractions of their images
+    if not check:
+        return []
     some, starts = some_records(len(maps)), np.searchsorted(example, np.arange(len(maps) + 1))
     boxes = [cut[starts[n]:starts[n + 1]] for n in some]
-    return box_findings(all_boxes, sizes[example], example) + peak_findings(
+    return found + peak_findings(
         peaks_of(to_host(maps, some)), boxes, sizes[some], None if groups is None else groups[some])
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #29fc1a05
@@ -230,7 +233,7 @@ def _bring_together(arrays: Any, boxes: Any, image_sizes: Any, p: MapProtocol, o
     sizes = _as_sizes(image_sizes, map_sizes)
     flat, example = _as_flat_boxes(boxes, len(arrays), 0 if isinstance(arrays, list) else arrays.shape[-1])
     uncut, flat = flat, _check_boxes(flat, example, sizes, image_sizes is not None)
-    findings = _findings(uncut, example, sizes, arrays, flat, groups) if check else []
+    findings = _findings(uncut, example, sizes, arrays, flat, groups, check)
     grids = np.array([p.grid_for(tuple(m), tuple(i)) for m, i in zip(map_sizes, sizes)], dtype=np.int64).reshape(-1, 2)
     flat = flat * (grids / sizes)[example][:, [1, 0, 1, 0]]
     starts = np.concatenate([[0], np.cumsum(np.bincount(example, minlength=len(arrays)))])
