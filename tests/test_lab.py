@@ -45,6 +45,7 @@ def test_a_run_is_started_from_the_start_page(browser, lab):
     page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
     page.goto(lab("nbs/00_start.ipynb"))
     page.wait_for_selector(".jp-Notebook .jp-Cell")
+    page.wait_for_selector("text=/ \\| Idle/")  # before its kernel is there, Run All asks for one
     page.click("text=Run >> nth=0")
     page.click("text=/^Run All Cells$/")
     limit = page.locator(".widget-text:has(label:text-is('limit')) input")
