@@ -62,7 +62,7 @@ class Difference:
         return numbers[0] != numbers[1] or not numbers[0]
 
     def __str__(self) -> str:
-        both = ["missing" if pd.isna(one) else f"{one:.6g}" if isinstance(one, float) else str(one)
+        both = ["missing" if pd.isna(one) is True else f"{one:.6g}" if isinstance(one, float) else str(one)
                 for one in (self.before, self.after)]
         start = max(len(os.path.commonprefix(both)) - 40, 0)  # long texts are cut to where they differ
         before, after = both if len(max(both, key=len)) <= 100 else (f"...{one[start : start + 80]}..." for one in both)
