@@ -185,7 +185,7 @@ def test_ties_and_bad_options():
     found = values(false_alarm_rates(matches, (0.5, 0.6), (0.1, 1.0)))
     assert found.xs("all", level=1).tolist() == [1, 1, 0, 0, 1, 1], "at equal scores all of them are over the threshold"
     for wrong in ({"thresholds": (float("nan"),)}, {"recalls": (0,)}, {"recalls": (1.1,)}):
-        with pytest.raises(ValueError, match="(thresholds|recalls): expected"):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
             false_alarm_rates(matches, **wrong)
 
 

@@ -70,7 +70,7 @@ def test_bad_boxes_are_named(boxes):
 
 
 @pytest.mark.parametrize("name, value", [("id", ""), ("prompt", "  "), ("prompt", None), ("size", (0, 40)),
-                                         ("size", (30.5, 40)), ("size", (30, 40, 3))])
+                                         ("size", (30.5, 40)), ("size", (30, 40, 3)), ("size", 40)])
 def test_bad_values_are_named(name, value):
     with pytest.raises(ExampleError, match=f"{name}: "):
         example(**{name: value})

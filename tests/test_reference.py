@@ -98,6 +98,12 @@ def test_a_difference_is_one_line_from_what_to_what(make, reference, line):
     assert line in lines(make("b" * 12, **BEYOND[line]), reference)
 
 
+def test_lists_of_a_parameter_are_shown(make, reference):
+    folder = make("b" * 12)
+    update_run(folder, parameters={"limit": [1, 2]})
+    assert lines(folder, reference) == ["parameters: limit: from 500 to [1, 2]"]
+
+
 def test_what_an_interval_is_not_about_has_no_part_in_it():
     table = pd.DataFrame({"metric": ["pg_hit"], "paper": [0.6], "ours": [0.622], "ci_low": [0.5], "ci_high": [0.7]})
     assert not table_differences("t", table, table.assign(ours=0.63))

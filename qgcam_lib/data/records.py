@@ -111,7 +111,8 @@ class GroundingExample:
             text = getattr(self, name)
             if not isinstance(text, str) or not text.strip():
                 raise ExampleError(f"{name}: expected a text that is not empty, got {text!r:.60}", self.id, self.image)
-        if np.shape(self.size) != (2,) or not all(side == int(side) > 0 for side in self.size):
+        if not hasattr(self.size, "__len__") or len(self.size) != 2 or not all(
+                side == int(side) > 0 for side in self.size):
             problem = f"size: expected (height, width) in whole pixels above 0, got {self.size!r:.80}"
             raise ExampleError(problem, self.id, self.image)
         boxes = checked_boxes(self.boxes, self.size, self.id, self.image)
