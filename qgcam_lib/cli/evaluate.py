@@ -204,7 +204,7 @@ def evaluate(model: Annotated[str, typer.Argument(help=(
     The column `chance` is the score expected by chance. For maps it is the fraction of the image inside the boxes. For
     TRICD it is the score of a baseline that returns the whole image as every phrase's box and ranks boxes at random.
 
-    Exit code: 0 scored, 1 a task failed, 2 usage error, or no task suits the model.
+    Exit code: 0 scored, 1 a task failed, 2 usage error or no task for the model.
     """
     import pandas as pd
 
