@@ -56,7 +56,7 @@ class NGrams:
             words = (*[START] * (order - 1), *plain_words(caption), END)
             top.update(zip(*(words[k:] for k in range(order))))
         if not top:
-            raise ValueError("captions: expected at least one caption to count, got none")
+            raise ValueError("captions: expected at least one caption, got none")
         self.vocabulary = {gram[-1] for gram in top} | {UNKNOWN}
         self.seen = [_by_context(gram) for gram in _all_orders(top)]
 
