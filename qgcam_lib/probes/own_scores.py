@@ -257,7 +257,7 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
         digits = re.findall(r"\d+", Path(name).stem)
         if not digits or numbers.setdefault(int(digits[-1]), name) != name:
             raise ValueError("image_ids: 'number' needs a unique last number in each picture's name; that of "
-                             f"{name!r} is missing or occurs twice. Use the pictures' names in the table")
+                             f"{name!r} is missing or occurs twice. Pass image_ids='name' and a table with the names")
     ids = pd.to_numeric(scores["image"], errors="coerce")
     return scores.assign(image=[numbers.get(number, name) for number, name in zip(ids, scores["image"])])
 
