@@ -56,7 +56,7 @@ class NGrams:
             words = (*[START] * (order - 1), *plain_words(caption), END)
             top.update(zip(*(words[k:] for k in range(order))))
         if not top:
-            raise ValueError("captions: expected at least one caption to count, got none")
+            raise ValueError("captions: expected at least one caption, got none")
         self.vocabulary = {gram[-1] for gram in top} | {UNKNOWN}
         self.seen = [_by_context(gram) for gram in _all_orders(top)]
 
@@ -257,7 +257,7 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
         digits = re.findall(r"\d+", Path(name).stem)
         if not digits or numbers.setdefault(int(digits[-1]), name) != name:
             raise ValueError("image_ids: 'number' needs a unique last number in each picture's name; that of "
-                             f"{name!r} is missing or occurs twice. Use the pictures' names in the table")
+                             f"{name!r} is missing or occurs twice. Pass image_ids='name' and a table with the names")
     ids = pd.to_numeric(scores["image"], errors="coerce")
     return scores.assign(image=[numbers.get(number, name) for number, name in zip(ids, scores["image"])])
 

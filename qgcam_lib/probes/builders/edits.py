@@ -38,7 +38,7 @@ def find_scenes(folders: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
         inside = [path for path in Path(folder).rglob("*") if path.suffix.lower() in SCENE_FORMATS]
         if not inside:
             raise ExampleError(f"expected a folder with pictures ({', '.join(SCENE_FORMATS)}), found none", file=folder,
-                               remedy="Pass folders of scenes without classes of the probe, or omit the filler 'scene'")
+                               remedy="Pass folders of scenes without the probe's classes, or omit the filler 'scene'")
         scenes += sorted(inside, key=lambda path: path.relative_to(folder).as_posix())
     return tuple(scenes)
 
