@@ -155,7 +155,7 @@ def hard_originals(adv: Sequence[Expression]) -> Expressions:
         if not one.original:
             raise ExampleError("original: expected the expression from which this adversarial one was written, got none",
                                one.id,
-                               remedy="Only the raw form has it: read refcocog_adv_annotations.json")
+                               remedy="Only the raw form has `original`: read refcocog_adv_annotations.json")
         if (one.annotation, one.original) in originals:
             continue
         boxes = {str(place + 1): box for place, box in enumerate(one.candidates)}

@@ -41,7 +41,7 @@ def shipped_choices(expressions: Sequence[Expression]) -> dict[str, list[int | N
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             value = one.shipped.get("assigns", "nothing")[:60]
             raise ExampleError(f'assigns: expected a JSON list of {{"dropdownselect": number}}, got {value}', one.id,
-                               remedy="Only the raw form has it: read refcocog_adv_annotations.json") from error
+                               remedy="Only the raw form has `assigns`: read refcocog_adv_annotations.json") from error
         choices[one.id] = [number - 1 if number else None for number in numbers]
     return choices
 
