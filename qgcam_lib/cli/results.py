@@ -208,8 +208,8 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
          outputs: Outputs = None, as_json: Json = False) -> None:
     """Predict the hours, memory and disk space of a run and its shards on this machine.
 
-    Unless the model's speed is known, measures it first, for about a minute. The table also shows the time and memory
-    of finished runs."""
+    Unless the model's speed is known, measures it first, for about a minute. If the run is finished, the table
+    also shows its actual time and memory."""
     from qgcam_lib.runs.shards import forecast
 
     frame = forecast(notebook_path(notebook), given_parameters(parameter, file), shards or (1, 2, 4, 8),
