@@ -129,7 +129,8 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
     """Score a file of detections: AP, recall, group recall and upper bound with intervals. Needs no model.
 
     --by takes subset (the default), or contradiction if the annotations have that field. --metrics takes AP, recall,
-    merged_recall, upper_bound and group_recall. The table of --out has one row per subset and score.
+    merged_recall (recall with one box around all truth boxes), upper_bound (recall with all predicted boxes) and
+    group_recall. The table of --out has one row per subset and score.
 
     Exit code: 0 scored, 1 a file or a record is invalid, 2 usage error.
     """

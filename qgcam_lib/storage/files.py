@@ -177,7 +177,7 @@ def check_file(path: str | Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.is_file():
-        raise FormatError(f"{path}: expected a file, got a folder or a device")
+        raise FormatError(f"{path}: expected a file, got a folder, a pipe or a device")
 
 
 def regular_bytes(path: str | Path) -> bytes:

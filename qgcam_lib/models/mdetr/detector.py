@@ -124,8 +124,8 @@ class MdetrDetector(Adapter):
                  card: Mapping[str, Any] | None = None):
         config = model.config
         if len(tokenizer) > config.text_words or tokenizer.pad_token_id != 1:
-            raise ValueError(f"vocab: expected at most {config.text_words} pieces and RoBERTa's padding id, 1, "
-                             f"got {len(tokenizer)} pieces and padding id {tokenizer.pad_token_id}.")
+            raise ValueError(f"vocab: expected at most {config.text_words} tokens and RoBERTa's padding id, 1, "
+                             f"got {len(tokenizer)} tokens and padding id {tokenizer.pad_token_id}.")
         self.tokenizer, self.batch_pairs = tokenizer, batch_pairs
         super().__init__(model, card, device=device, backbone=config.backbone, queries=config.queries,
                          input_size=f"shorter side {config.shorter}, longer at most {config.longest}")
