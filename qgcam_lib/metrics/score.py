@@ -130,8 +130,8 @@ def as_names(names: Any, n_maps: int, what: str) -> np.ndarray:
     "Return one text or whole number per map as an array. what: name of the argument. Errors: ValueError."
     names = pd.Series(names.tolist() if hasattr(names, "tolist") else list(names), dtype=object)
     if len(names) != n_maps or names.isna().any():
-        raise ValueError(f"{what}: expected a text or a whole number for each of {n_maps} maps, got "
-                         f"{len(names) - names.isna().sum()}")
+        raise ValueError(f"{what}: expected {n_maps} texts or whole numbers, one per map, got {len(names)}, of which "
+                         f"{names.isna().sum()} missing")
     return names.infer_objects().to_numpy()
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #13fef67a
