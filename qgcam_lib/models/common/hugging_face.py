@@ -79,7 +79,7 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
                          "Fetch the files again.") from error
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-        raise ValueError(f"weights: {where} {unfit}. Missing or of another shape ({len(missing)}): "
+        raise ValueError(f"weights: {where} {unfit}. Weights missing or of another shape ({len(missing)}): "
                          f"{', '.join(missing[:20])}. Pass a checkpoint of this class.")
     return model, sorted(info["unexpected_keys"])
 
