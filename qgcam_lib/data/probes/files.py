@@ -156,8 +156,8 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         again = [one for number, row in enumerate(rows) for one in context_groups(row, number, form, table, FILLERS)]
         lost = next((one.id for one in groups if one not in again), None)
         if lost is not None:
-            raise ExampleError("expected the same classes and different fillers in all groups of one image (set R: of one "
-                               "image and object), which share a row of the file; this group does not fit", lost,
+            raise ExampleError("all groups of one image (set R: of one image and object) share a row of the file, so "
+                               "they need the same classes and different fillers; this group does not fit", lost,
                                remedy="Write this group to a separate file")
     elif form == "swap":
         rows = [swap_row(number, one) for number, one in enumerate(groups)]
