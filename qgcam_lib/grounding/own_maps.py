@@ -251,7 +251,7 @@ class StoredMaps:
             fix = ("It has row numbers only: save the ids beside the maps, np.savez(..., ids=...)" if own else
                    f"Its {len(self.file)} maps are of other examples: draw all (limit 0), or compute maps of the "
                    "examples that `qgcam data ids DATASET --limit N` lists")
-            raise FileFault(f"{self.file.path}: no map has the id of one of the {len(ids)} examples drawn, such as "
+            raise FileFault(f"{self.file.path}: the file has no map of any of the {len(ids)} examples drawn, such as "
                             f"{ids[0]!r}; the file's first id is {self.file.ids[0]!r}. {fix}")
 
 # %% ../../nbs/lib/grounding/03_own_maps.ipynb #d0e50009
