@@ -343,7 +343,7 @@ def test_analysis_reads_what_detection_kept(analysis, detection):
 def test_an_analysis_without_a_detection_says_what_to_run(small_world, tmp_path):
     with pytest.raises(ParameterError, match="Run tricd_detection first.*tricd_detection.ipynb -p data"):
         find_detections(str(small_world), outputs=tmp_path)
-    with pytest.raises(ParameterError, match="found no abc"):
+    with pytest.raises(ParameterError, match="found no run abc"):
         find_detections(str(small_world), runs=["abc"], outputs=tmp_path)
 
 

@@ -277,8 +277,8 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "model of RUN_A; default: the one in RUN_A's parameter `model` against that in RUN_B's, and every "
-                "other model against the one of the same name"))] = "",
+                "model of RUN_A; default: compare the two runs' models in the parameter `model`, and all others by name"
+                ))] = "",
             model_b: Annotated[str, typer.Option(help=(
                 "model of RUN_B; a single --model-a or --model-b applies to both runs"))] = "",
             metrics: Metrics = None,

@@ -219,10 +219,11 @@ def find_detections(dataset: str = "", split: str = "test", runs: Sequence[str] 
     chosen = [one for run_id in runs for one in mine if one[1]["run_id"] == run_id] if runs else mine[:1]
     if len(chosen) < max(len(runs), 1):
         ids = {one[1]["run_id"] for one in mine}
-        lost = ", ".join(run_id for run_id in runs if run_id not in ids) or "such run"
+        lost = " or ".join(run_id for run_id in runs if run_id not in ids)
         options = " ".join(f"-p {name} {value}" for name, value in parameters.items() if value)
         raise ParameterError(f"runs: expected finished runs of {NOTEBOOK} on dataset={dataset!r}, split={split!r}, "
-                             f"found no {lost}. Run {NOTEBOOK} first, then this notebook again: qgcam run "
+                             f"found no {'run ' + lost if lost else 'such run'}. Run {NOTEBOOK} first, then this "
+                             "notebook again: qgcam run "
                              f"nbs/papers/{NOTEBOOK}.ipynb {options}")
     return chosen
 
