@@ -275,7 +275,7 @@ def test_every_network_of_the_contract_learns(name):
 
 
 def test_data_that_cannot_be_learned_from():
-    with pytest.raises(ParameterError, match="the number of texts of one image"):
+    with pytest.raises(ParameterError, match="the largest number of texts of one image"):
         start_ranker(network(), toys(20), dataclasses.replace(SHORT, batch=1))
     lost = toys(20)
     lost.targets[3] = 0

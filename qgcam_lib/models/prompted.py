@@ -187,7 +187,8 @@ def choose_threshold(scores: Sequence[float], truth: Sequence[bool]) -> float:
         raise ValueError(f"scores, truth: expected one finite score per truth value, got shapes {scores.shape} and "
                          f"{truth.shape}")
     if truth.all() or not truth.any():
-        raise ValueError(f"truth: expected both True and False, got only {truth[0]}. Add questions of the other kind.")
+        raise ValueError(f"truth: expected both True and False, got only {truth[0]}. Add questions "
+                         "with the other answer.")
     levels = np.unique(scores)
     candidates = np.concatenate([[levels[0] - 1], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1]])
     yes = scores[None] >= candidates[:, None]

@@ -262,7 +262,8 @@ def check_data(data: Any, recipe: RankerRecipe) -> None:
     """Raises ParameterError if a batch is too small for all texts of an image, or a text has no target."""
     without, most = int((data.place < 0).sum()), int(np.bincount(data.of).max())
     if most > recipe.batch:
-        raise ParameterError(f"batch: expected at least {most}, the number of texts of one image, got {recipe.batch}.")
+        raise ParameterError(f"batch: expected at least {most}, the largest number of texts of one image, "
+                             f"got {recipe.batch}.")
     if without:
         raise ParameterError(f"data: expected a target for each text, got {without} texts without target.")
 
