@@ -217,8 +217,8 @@ def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
     """The stored tensors of the kept training. FileFault if the file is missing or not the one in study.json."""
     file = study.folder / f"{study.about['kept'].get('training', 'T-0')}.safetensors"
     if not file.is_file() or file_sha256(file) != study.about["kept"]["sha256"]:
-        raise FileFault(f"study: expected the weights {file.name} of study.json in {study.folder}, but the file is "
-                        "missing or has changed. Run the study again with --keep.")
+        raise FileFault(f"study: expected {file.name}, the weights named in study.json, in {study.folder}, but the "
+                        "file is missing or has changed. Run the study again with --keep.")
     return load_file(file)
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #33f9ea68
