@@ -334,8 +334,8 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build RelComp, training and test data: captions, each with a true and a false text.
 
-    From COCO, the true text replaces attributes by synonyms, the false text by opposites. From Visual Genome, the true
-    text is the prompt of a relation, and the false text has an unlikely predicate."""
+    From COCO, the true text replaces a caption's attributes by synonyms, the false text by opposites. From Visual
+    Genome, the true text states an annotated relation, the false text the same with an unlikely predicate."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.data.visual_genome.folder import VisualGenome

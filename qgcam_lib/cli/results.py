@@ -277,8 +277,7 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "model of RUN_A; default: compare the two runs' models in the parameter `model`, and all others by name"
-                ))] = "",
+                "a model of RUN_A, to compare with --model-b"))] = "",
             model_b: Annotated[str, typer.Option(help=(
                 "model of RUN_B; a single --model-a or --model-b applies to both runs"))] = "",
             metrics: Metrics = None,
@@ -287,6 +286,9 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
             outputs: Outputs = None, as_json: Json = False) -> None:
     """Compare the scores of two runs, evaluations or tables: differences a - b, clustered intervals and p-values.
+
+    By default, the model in RUN_A's parameter `model` is compared with the model in RUN_B's, and every further model
+    with the model of the same name.
 
     Exit code: 0 compared, 1 a file differs from its run's record, 2 usage error, or runs that cannot be compared.
     """
