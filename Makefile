@@ -11,7 +11,7 @@ BIN := $(abspath $(VENV))/bin
 CANDIDATES := python3.11 python3.12 python3
 
 # A user's own Python path, start-up files, kernels and plot styles must not change a result.
-unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP JUPYTER_PATH JUPYTER_CONFIG_PATH MATPLOTLIBRC PYTEST_ADDOPTS
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONDONTWRITEBYTECODE JUPYTER_PATH JUPYTER_CONFIG_PATH MATPLOTLIBRC PYTEST_ADDOPTS
 export PYTHONNOUSERSITE := 1
 export IPYTHONDIR := $(abspath $(VENV))/user/ipython
 export JUPYTER_CONFIG_DIR := $(abspath $(VENV))/user/jupyter
@@ -24,6 +24,7 @@ LOCK_STAMP := $(VENV)/.qgcam-lock-$(shell sha256sum requirements.lock | cut -c1-
 KERNELS := qgcam_lib/metrics/kernels.py qgcam_lib/phrase_detection/matching.py
 SELF_STAMP := $(VENV)/.qgcam-self-$(shell cat pyproject.toml $(KERNELS) | sha256sum | cut -c1-16)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+LOCKED := --no-deps --require-hashes -r requirements.lock
 QUIETLY = > $(VENV)/install.log 2>&1 || { tail -n 30 $(VENV)/install.log | cut -c1-300; exit 1; }
 
 # Checks must not see settings from the environment, nor reach for a model hub.
@@ -52,8 +53,12 @@ help:  ## show this list
 env: $(SELF_STAMP) | $(VENV)/user/ipython  ## make or update the environment in .venv
 
 $(LOCK_STAMP): | $(VENV)/bin/python
-	@echo "Installing the locked packages into $(VENV) (about 300, 7 GB; some minutes, once) ..."
-	@$(PIP) install --no-deps --require-hashes -r requirements.lock $(QUIETLY)
+	@echo "Installing the locked packages into $(VENV) (about 300, 7 GB; once, one or two minutes and the download) ..."
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.lock
+	@$(PIP) install --no-deps --require-hashes -r $(VENV)/uv.lock $(QUIETLY)
+	@$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode $(LOCKED) > $(VENV)/install.log 2>&1 || { \
+	  echo "uv failed; see $(VENV)/uv.log. Installing with pip, which takes some minutes more ..."; \
+	  mv $(VENV)/install.log $(VENV)/uv.log; $(PIP) install $(LOCKED) $(QUIETLY); }
 	@rm -f $(VENV)/.qgcam-lock-* && touch $@
 
 $(SELF_STAMP): $(LOCK_STAMP)
