@@ -144,6 +144,7 @@ def test_what_papermill_injects_is_checked_in_the_first_cell(place):
     assert str(strict.value) in said, "the runner says the same"
 
 
+@pytest.mark.nightly
 def test_jupyter_execute_takes_the_defaults_and_resumes_what_papermill_began(place):
     code, said = start(place, "jupyter", "execute", "little_paper.ipynb")
     assert code == 0, said

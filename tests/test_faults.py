@@ -11,7 +11,6 @@ import nbformat
 import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from speeds import some
 
 from qgcam_lib.cli.main import main
 from qgcam_lib.data.catalog import load_dataset
@@ -199,7 +198,8 @@ def test_data_that_changed_between_two_parts_is_another_run(tmp_path, monkeypatc
 
 # ---- several processes ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("number", some([2, 4], 2))
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [2, 4])
 def test_processes_on_one_run_compute_it_once(number, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

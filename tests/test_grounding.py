@@ -187,6 +187,7 @@ print(len(frame))
 """
 
 
+@pytest.mark.nightly
 def test_killed_in_the_middle_and_continued(root, tmp_path, monkeypatch):
     (root / "Annotations" / "1.xml").unlink()
     folder = tmp_path / "s"

@@ -112,7 +112,7 @@ def test_the_price_is_that_of_leaving_the_false_captions_out(behaviour):
     assert found["false_caption_errors", "all"] == n[0] / (~curve.hit).sum()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), behaviour=st.sampled_from(["cautious", "graded", "credulous", "uneven"]))
 def test_bounds(seed, behaviour):
     matches = matched(seed, behaviour, n_groups=3)

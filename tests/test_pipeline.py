@@ -141,17 +141,17 @@ def test_what_was_found_before_an_error_is_kept(asked, tmp_path):
 
 
 class Endless:
-    """300 pictures with three examples each, made anew whenever they are read."""
+    """150 pictures with three examples each, made anew whenever they are read."""
 
     name, split, is_miniworld, problems = "endless", "all", False, []
 
     def __init__(self, folder):
         self.root = folder
-        for k in range(300):
+        for k in range(150):
             PICTURES[0].save(folder / f"{k}.png")
 
     def images(self):
-        return [str(k) for k in range(300)]
+        return [str(k) for k in range(150)]
 
     def read_image(self, image_id):
         picture = self.root / f"{image_id}.png"
@@ -174,7 +174,7 @@ def test_examples_are_in_memory_only_around_their_batch(tmp_path):
     dataset = Endless(tmp_path)
     gc.collect()
     frame = ground(Counting(), dataset, store=tmp_path / "s", batch_images=8, progress=False)
-    assert len(frame) == 900 and Counting.alive < 250  # two batches ahead, two behind, and those that other tests keep
-    half = ground(Counting(), dataset, limit=450, store=tmp_path / "t", progress=False)
-    assert len(half) == 450
+    assert len(frame) == 450 and Counting.alive < 250  # two batches ahead, two behind, and those that other tests keep
+    half = ground(Counting(), dataset, limit=225, store=tmp_path / "t", progress=False)
+    assert len(half) == 225
     pd.testing.assert_frame_equal(ground(Counting(), dataset, store=tmp_path / "t", progress=False), frame)

@@ -161,6 +161,7 @@ if model:
 """
 
 
+@pytest.mark.nightly
 def test_the_record_of_a_run_has_what_its_models_did(tmp_path):
     cells = [new_code_cell('model: str = ""', metadata={"tags": ["parameters"]}), new_code_cell(CELL)]
     nbformat.write(new_notebook(cells=cells), tmp_path / "n.ipynb")

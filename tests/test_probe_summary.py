@@ -58,14 +58,14 @@ def test_chance_stands_beside_each_score():
 
 
 def test_the_chance_of_probe_b_is_what_random_scores_give():
-    tables = [summarize_probe(frame, (), n_bootstrap=0).set_index("metric") for seed in range(60)
+    tables = [summarize_probe(frame, (), n_bootstrap=0).set_index("metric") for seed in range(30)
               for frame in (scored(CONTEXTS, seed),)]
-    by_class = [summarize_probe(classes(seed), (), n_bootstrap=0).set_index("metric") for seed in range(60)]
+    by_class = [summarize_probe(classes(seed), (), n_bootstrap=0).set_index("metric") for seed in range(30)]
     for drawn, names in ((tables, ("ap_reference", "first_patch", "confidence_edited")),
                          (by_class, ("first_reference", "confidence_patch"))):
         for name in names:
             values = [table.loc[name, "value"] for table in drawn]
-            assert abs(np.mean(values) - drawn[0].loc[name, "chance"]) < 4 * np.std(values) / 60 ** 0.5, name
+            assert abs(np.mean(values) - drawn[0].loc[name, "chance"]) < 4 * np.std(values) / 30 ** 0.5, name
 
 
 def test_blind_is_taken_row_by_row_and_where_the_score_is_defined():

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from speeds import some
 
 from qgcam_lib.errors import ParameterError, RunError
 from qgcam_lib.runs import find_runs, open_run, read_run
@@ -146,19 +147,25 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
     code = ("import sys; from qgcam_lib.runs.runner import plan_run;"
             f"print(*(plan_run(f'nbs/papers/{{name}}.ipynb').run_id for name in {names}))")
 
-    def ids(file="settings.py", old="", new=""):
+    def edit(file, old, new):
         path = tmp_path / "qgcam_lib" / file
         text = path.read_text()
         assert old in text
         path.write_text(text.replace(old, new, 1))
+
+    def ids(*edited):
+        if edited:
+            edit(*edited)
         environment = os.environ | {"PYTHONPATH": str(tmp_path), "QGCAM_DATA_ROOT": str(ROOT / "data")}
         found = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True,
                                         timeout=300)
         return dict(zip(names, found.split()))
 
     before = ids()
-    assert ids("runs/inputs.py", '"""', '"""In other words: ') == before, "a docstring is no code"
-    assert ids("storage/files.py", "import ", "# a comment\n\nimport ") == before
+    edit("runs/inputs.py", '"""', '"""In other words: ')
+    edit("storage/files.py", "import ", "# a comment\n\nimport ")
+    edit("models/mdetr/detector.py", "return ", "return 1 and ")
+    assert ids() == before, "a docstring and a comment are no code, and no notebook names MDETR"
     words = ids("miniworld/scenes/sampler.py", "return ", "return 1 and ")
     assert words["tricd_audit"] == before["tricd_audit"], "the audit draws no scenes"
     assert words["q_groundcam"] != before["q_groundcam"], "its data set is drawn"
@@ -167,8 +174,6 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
     assert formula["ref_adv_audit"] == words["ref_adv_audit"]
     blip = ids("models/blip/explainer.py", "return ", "return 1 and ")
     assert blip["q_groundcam"] != formula["q_groundcam"] and blip["tricd_audit"] == formula["tricd_audit"]
-    assert ids("models/mdetr/detector.py", "return ", "return 1 and ") == blip, "no notebook names MDETR"
-    assert ids("metrics/batched.py", "return ", "return 2 * ")["q_groundcam"] != blip["q_groundcam"]
 
 
 def test_imports_are_found_wherever_they_stand_and_what_only_a_type_checker_reads_is_not():
@@ -423,7 +428,7 @@ def whole(tmp_path_factory):
     return pd.read_parquet(result.folder / "tables" / "scores.parquet")
 
 
-@pytest.mark.parametrize("victims", ["runner", "runner and kernel"])
+@pytest.mark.parametrize("victims", some(["runner", "runner and kernel"], "runner and kernel"))
 def test_a_killed_run_goes_on_and_loses_at_most_one_batch(victims, whole, tmp_path, monkeypatch):
     path = write_notebook(tmp_path / "loop.ipynb", START, LOOP, SAVE, parameters="pause: float = 0.25")
     monkeypatch.setattr(runs, "reached_code", lambda *given: "same")  # so that an edit meanwhile does not matter

@@ -106,10 +106,6 @@ def killed_and_continued(notebook, tmp_path, shards, kills, sleep):
         assert sorted(rows, key=int) == [str(k) for k in range(40)]  # of all shards together: 0 lost, 0 doubled
 
 
-def test_tables_are_those_of_one_process_after_kills(notebook, tmp_path):
-    killed_and_continued(notebook, tmp_path, shards=2, kills=2, sleep=0.05)
-
-
 @pytest.mark.nightly
 def test_ten_kills_lose_and_double_nothing(notebook, tmp_path):
     killed_and_continued(notebook, tmp_path, shards=3, kills=10, sleep=0.1)

@@ -90,6 +90,7 @@ def test_an_entry_of_the_zoo_gives_the_maps_that_were_scored(albef, tmp_path):
     assert not torch.equal(blank.maps(example.image, [example.prompt]), wanted)
 
 
+@pytest.mark.nightly
 def test_a_mini_is_made_from_another_of_the_same_zoo(albef, tmp_path, monkeypatch):
     mini = MINIS["albef-amc-mini"]
     monkeypatch.setitem(MINIS, "albef-amc-mini", replace(mini, kind=replace(mini.kind, config=tiny.ALBEF)))
