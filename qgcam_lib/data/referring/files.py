@@ -239,7 +239,7 @@ def _target_object(one: Expression, objects: Sequence[AnnotatedObject]) -> Annot
     target = next((other for other in objects if other.id == one.annotation), None)
     if target is None or box_iou([target.box], [one.box])[0, 0] < SAME_OBJECT:
         state = "has no usable box" if target is None else f"has the box {[round(side, 2) for side in target.box]}"
-        raise ExampleError(f"boxes do not match: in RefCOCOg annotation {one.annotation} {state}; this record has "
+        raise ExampleError(f"boxes do not match: RefCOCOg's annotation {one.annotation} {state}, this record has "
                            f"{list(one.box)}", one.id)
     return target
 
