@@ -277,9 +277,9 @@ def _side(name: str, outputs: Path | None) -> Path:
 def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             run_b: Annotated[str, typer.Argument(metavar="RUN_B", help=_RUN)],
             model_a: Annotated[str, typer.Option(help=(
-                "a model of RUN_A, to compare with --model-b"))] = "",
+                "model of RUN_A; without --model-b, also of RUN_B"))] = "",
             model_b: Annotated[str, typer.Option(help=(
-                "model of RUN_B; a single --model-a or --model-b applies to both runs"))] = "",
+                "model of RUN_B; without --model-a, also of RUN_A"))] = "",
             metrics: Metrics = None,
             allow: Annotated[bool, typer.Option("--allow", help=(
                 "compare the runs even if their data or scoring differ"))] = False,

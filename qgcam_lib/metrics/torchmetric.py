@@ -29,8 +29,8 @@ Metric = needed("torchmetrics", "a torchmetrics metric").Metric
 def _same(digests: torch.Tensor) -> torch.Tensor:
     """Return the digest shared by all rows of [k, 16]. Errors: ValueError for scores under different options."""
     if not bool((digests == digests[0]).all()):
-        raise ValueError("options: metrics can only be merged if they were computed in the same way; protocol, ties, "
-                         "tau, delta, distance, clip_dice and negatives must be equal in all of them")
+        raise ValueError("options: expected metrics with equal protocol, ties, tau, delta, distance, clip_dice and "
+                         "negatives, got different ones. Metrics can be merged only if all of these are equal")
     return digests[0]
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #1142fe20
@@ -174,8 +174,8 @@ def _follow_contract(self: GroundingScores, score: str) -> None:
 def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
     """Raise ValueError if examples with and without image sizes are mixed and no protocol was named."""
     if self.options["protocol"] is None and bool((sized > 0).all()):
-        raise ValueError(f"image_sizes: {sized[0]} examples have a size and {sized[1]} have none. Pass image_sizes in "
-                         "every update or in none, because they decide the default protocol, or name a protocol.")
+        raise ValueError(f"image_sizes: {sized[0]} examples have a size and {sized[1]} have none, but sizes decide the "
+                         "default protocol. Pass image_sizes in every update or in none, or name a protocol.")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)

@@ -174,8 +174,8 @@ def _from_torch(path: Path) -> Any:
         return _plain(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         remedy = f"In the program that made the boxes, write them as JSON, such as {FORMS['tricd']}"
-        raise ExampleError("expected a torch file of numbers and lists; this file is damaged, or contains other Python "
-                           "objects (as GLIP's predictions.pth does), which could run code when read",
+        raise ExampleError("expected a torch file of only numbers and lists; this file is damaged, or contains other "
+                           "Python objects (as GLIP's predictions.pth does), which could run code when read",
                            remedy=remedy) from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise ExampleError(f"not a usable torch file: {str(error)[:200]}") from error

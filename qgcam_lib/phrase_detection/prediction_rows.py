@@ -179,7 +179,8 @@ def _flickr(content: Sequence) -> Rows:
         phrases = _flickr_phrases(entry, where)
         image = (image, str(entry["sentence_id"])) if "sentence_id" in entry else image
         if image in n_phrases:
-            raise ExampleError("image_id, sentence_id: an earlier entry has the same image and sentence", where)
+            raise ExampleError("image_id, sentence_id: an earlier entry has the same image and sentence; merge the two",
+                               where)
         n_phrases[image] = len(phrases)
         for place, (boxes, scores) in enumerate(phrases):
             places.append(len(n_phrases) - 1)

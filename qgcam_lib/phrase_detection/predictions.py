@@ -73,7 +73,7 @@ def _pairs(rows: Rows, data: Tricd, image_ids: str | Mapping) -> list[Sequence[i
                     raise ExampleError(f"boxes: expected one list for each of the {len(pair.phrases)} phrases of pair "
                                        f"{pair.id}, got {rows.n_phrases[key]} lists")
                 if place in taken:
-                    raise ExampleError(f"pair {pair.id} occurs twice in the predictions")
+                    raise ExampleError(f"pair {pair.id} occurs twice in the predictions; delete one of the two")
                 taken.add(place)
         except ExampleError as error:
             raise ExampleError(error.problem, rows.name_image(image), remedy=error.remedy) from error

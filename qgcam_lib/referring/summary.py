@@ -70,8 +70,8 @@ def _same_candidates(a: pd.DataFrame, b: pd.DataFrame, key: list[str]) -> None:
     apart = (both["n_candidates_x"] != both["n_candidates_y"]) | ~np.isclose(both["random_x"], both["random_y"])
     if apart.any():
         one = both[apart].iloc[0]
-        raise ValueError(f"a, b: expected the same candidates in both, but {apart.sum()} expressions differ. For "
-                         f"example, expression {one['id']!r} has {one['n_candidates_x']} candidates in a (chance "
+        raise ValueError(f"a, b: expected the same candidates in both, but they differ for {apart.sum()} expressions. "
+                         f"For example, expression {one['id']!r} has {one['n_candidates_x']} candidates in a (chance "
                          f"{one['random_x']:.3f}) and {one['n_candidates_y']} in b (chance {one['random_y']:.3f})")
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #ec4e65e2

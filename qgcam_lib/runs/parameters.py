@@ -290,7 +290,7 @@ def read_cell(source: str, name: str, others: Iterable[str] = ()) -> dict[str, P
     for statement in statements:
         parameter = _parameter(statement, comments, name, origins)
         if parameter is not None and parameter.name in parameters:
-            raise ParameterError(f"parameter `{parameter.name}`: defined twice in the parameters cell. Delete a line.")
+            raise ParameterError(f"parameter `{parameter.name}`: defined twice in the parameters cell. Delete one.")
         if parameter is not None:
             parameters[parameter.name] = parameter
     return parameters

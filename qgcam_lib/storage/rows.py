@@ -217,7 +217,7 @@ class MapStore(Store, Mapping):
         """
         ids = list(self if ids is None else ids)
         if missing := [id for id in ids if id not in self._places]:
-            raise KeyError(f"ids: {len(missing)} have no map in {self.folder.name}, such as {missing[0]!r}")
+            raise KeyError(f"ids: {len(missing)} of them have no map in {self.folder.name}, such as {missing[0]!r}")
         parts = {path: load(self._bytes(path)) for path in {self._places[id] for id in ids}}
         return [parts[self._places[id]][id] for id in ids]
 

@@ -169,7 +169,7 @@ class _Category:
 
 def _region(value: Any) -> Any:
     if not isinstance(value, list | dict) or not value:
-        raise ValueError("expected polygons or an RLE")
+        raise ValueError(f"expected polygons or an RLE, got {value!r:.60}")
     return value
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #7a6ed3e8

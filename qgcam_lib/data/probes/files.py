@@ -157,7 +157,7 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         lost = next((one.id for one in groups if one not in again), None)
         if lost is not None:
             raise ExampleError("all groups of one image (set R: of one image and object) share a row of the file, so "
-                               "they need the same classes and different fillers; this group does not fit", lost,
+                               "they need equal classes and different fillers; this group does not fit", lost,
                                remedy="Write this group to a separate file")
     elif form == "swap":
         rows = [swap_row(number, one) for number, one in enumerate(groups)]

@@ -38,7 +38,7 @@ def _candidates(boxes: dict[str, Xywh], id: str) -> dict[str, Box]:
     """Return number -> box as half-open xyxy, in the order of the numbers, which must be 1, 2, 3, ..."""
     numbers = [str(place + 1) for place in range(len(boxes))]
     if set(boxes) != set(numbers):
-        raise ExampleError(f"boxes: expected boxes numbered 1 to {len(boxes)}, got the numbers {', '.join(boxes):.60}", id)
+        raise ExampleError(f"boxes: expected the keys 1 to {len(boxes)}, got {', '.join(boxes):.60}", id)
     return {number: tuple(xywh_to_xyxy(boxes[number]).tolist()) for number in numbers}
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #b1e1c257
@@ -107,8 +107,8 @@ def _rows(path: Path) -> tuple[str, Any]:
         return "labelled", rows
     if isinstance(content, dict) and all(isinstance(row, dict) and "bbox_candidates_map" in row for row in content.values()):
         return "raw", content
-    raise FormatError(f'{path}: expected {{"annotations": [rows]}} or records by id with bbox_candidates_map, as in the '
-                      "files of aws-refcocog-adv")
+    raise FormatError(f'{path}: expected {{"annotations": [rows]}}, or {{id: record}} with bbox_candidates_map in each '
+                      "record, as in the files of aws-refcocog-adv")
 
 # %% ../../../nbs/lib/data/referring/02_files.ipynb #edab2c55
 def _findings(expressions: Sequence[Expression]) -> list[str]:

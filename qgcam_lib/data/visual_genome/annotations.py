@@ -76,7 +76,7 @@ def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, 
             number += 1
         reader.take(brackets[1])
         if reader.mark():
-            raise ValueError("expected the end of the file")
+            raise ValueError("expected nothing after the list")
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: entry {number}: not usable as JSON: {error}. Download the file again") from error
 

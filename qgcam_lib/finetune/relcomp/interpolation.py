@@ -47,7 +47,7 @@ def interpolate(theta_0: "torch.nn.Module | State", theta_1: "torch.nn.Module | 
     import torch
 
     if not math.isfinite(alpha):
-        raise ParameterError(f"alpha: expected a finite number, 0 for theta_0 and 1 for theta_1, got {alpha!r}.")
+        raise ParameterError(f"alpha: expected a finite number (0 gives theta_0, 1 gives theta_1), got {alpha!r}.")
     states = {"theta_0": _state(theta_0), "theta_1": _state(theta_1)}
     states["into"] = {key: torch.empty_like(value) for key, value in states["theta_0"].items()} if into is None \
         else _state(into)

@@ -114,7 +114,7 @@ def read_classes(folder: str | Path) -> pd.DataFrame:
         if not {"class", "prompt"} <= set(table):
             raise FormatError(f"{folder / 'classes.csv'}: expected the columns class and prompt, got {list(table)}.")
         if lost := sorted(set(table["class"]) - set(folders)):
-            raise FormatError(f"{folder / 'classes.csv'}: there are no folders for the classes {lost[:5]}.")
+            raise FormatError(f"{folder / 'classes.csv'}: expected a folder for each class, got none for {lost[:5]}.")
         return table.assign(name=table["class"].str.replace("_", " "))[["class", "name", "prompt"]]
     names = _imagenet_names(folder, folders) if all(re.fullmatch(r"n\d{8}", name) for name in folders) else \
         [name.replace("_", " ") for name in folders]

@@ -41,7 +41,7 @@ def _published_clip(entry: ModelEntry) -> str:
 def _official_clip(entry: ModelEntry) -> Path:
     """The path of the published file: OpenAI's, or open_clip's safetensors file in Hugging Face's cache."""
     if not entry.checkpoint:
-        raise ValueError(f"weights: nobody published weights of {entry.name}. Use weights='mini'.")
+        raise ValueError(f"weights: {entry.name} has no published weights. Use weights='mini'.")
     if "huggingface.co" not in entry.checkpoint:
         return official_clip(_published_clip(entry))
     return hub_file(entry.checkpoint.removeprefix("https://huggingface.co/"), "open_clip_model.safetensors")
