@@ -92,7 +92,7 @@ def data_ids(dataset: Annotated[str, typer.Argument(help="a folder, or a name fr
              split: Annotated[str, typer.Option(help=(
                  "split of the data set"))] = "test", limit: Limit = 0, seed: Seed = 0,
              as_json: Json = False) -> None:
-    """List the ids of the examples that --limit selects, here and in notebooks."""
+    """List the ids of the examples that --limit and --seed select; notebooks select the same ones."""
     from qgcam_lib.data.catalog import load_dataset
     from qgcam_lib.grounding.run import drawn_ids
 
