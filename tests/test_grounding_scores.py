@@ -126,7 +126,7 @@ def test_nothing_yet_is_nan_and_zero():
 def test_different_options_are_never_merged_or_grouped():
     metric = update(GroundingScores(), range(3))
     for other in (GroundingScores("pixel"), GroundingScores(ties="first"), GroundingScores(tau=0.71)):
-        with pytest.raises(ValueError, match="can only be merged if they were computed in the same way"):
+        with pytest.raises(ValueError, match="metrics with equal protocol, .* got different ones"):
             metric.merge_state(update(other, range(3, 6)))
         assert len(metric.frame()) == 3
     both = MetricCollection({"expected": GroundingScores(), "first": GroundingScores(ties="first"),
@@ -144,8 +144,8 @@ def test_different_options_are_never_merged_or_grouped():
     (lambda m: m.update(MAPS[:2] * np.nan, BOXES[:2]), "NaN or infinity in example 0"),
     (lambda m: m.update(MAPS[:2], BOXES[:3]), "one entry per map"),
     (lambda m: m.update(MAPS[:2], [[[3, 3, 3, 9]]] * 2), "empty or inverted"),
-    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a"]), "ids: expected .* each of 2 maps, got 1"),
-    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a", "b"], groups=["a"]), "groups: expected .* each of 2 maps"),
+    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a"]), "ids: expected 2 texts .*, one per map, got 1"),
+    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a", "b"], groups=["a"]), "groups: expected 2 texts .*, one per map, got 1"),
     (lambda m: GroundingScores(ties="last"), "ties"),
     (lambda m: GroundingScores("papers"), "protocol"),
 ])  # fmt: skip
