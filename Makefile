@@ -94,7 +94,8 @@ check: exported lint  ## after an edit: exports, style, changed notebooks, the t
 
 test: env lint exported notebooks pytest committed  ## on every push: style, who imports whom, library notebooks, pytest, exports
 
-nightly: env  ## all notebooks and the tests marked nightly (kills, doors, browsers, hostile data, trainings), fuzz (hours)
+nightly: env  ## reproduce, all notebooks, the tests marked nightly (kills, doors, browsers, hostile data, trainings), fuzz (hours)
+	@$(MAKE) reproduce
 	@$(CLEANLY) $(ONE_THREAD) nbdev-test --n-workers $(CORES)
 	@$(CLEANLY) $(ONE_THREAD) EVERY_MUTANT=1 pytest -m nightly --numprocesses $(CORES) --dist loadfile
 	@$(MAKE) fuzz
