@@ -299,7 +299,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                    "several; default: none, so only the fillers black, gray and noise are used"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-B from COCO's instances: images without background (set MR), or with one object left (set R).
+    """Build Probe-B from COCO's instances: images without background (set MR), or with nothing but one object (set R).
 
     A filler replaces what is removed. Each group also has a reference image, and a control image with a patch."""
     from qgcam_lib.data.coco.folder import Coco
