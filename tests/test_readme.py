@@ -98,7 +98,7 @@ def test_python_block_runs(block, place, capsys):
 
 
 def long(block):
-    return pytest.mark.nightly if "qgcam run" in block.text else ()  # make reproduce runs notebooks on every push
+    return pytest.mark.nightly if "qgcam run" in block.text else ()  # other-processor runs one on every push
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=f"{block.heading}: {block.commands[0][:30]}",
