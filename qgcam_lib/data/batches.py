@@ -19,7 +19,7 @@ def as_results(found: Any, n: int, verb: str, each: str = "one for each input") 
     try:
         results = list(found)
     except TypeError as error:
-        raise ValueError(f"{verb}: expected a list of {n} results, {each}, got {type(found).__name__}") from error
+        raise ValueError(f"{verb}: expected {n} results, {each}, got a {type(found).__name__}") from error
     if len(results) != n:
         raise ValueError(f"{verb}: expected {n} results, {each}, got {len(results)}")
     return results
