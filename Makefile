@@ -10,8 +10,10 @@ CORES ?= 2
 BIN := $(abspath $(VENV))/bin
 CANDIDATES := python3.11 python3.12 python3
 
-# A user's own Python path, start-up files, kernels and plot styles must not change a result.
-unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONDONTWRITEBYTECODE JUPYTER_PATH JUPYTER_CONFIG_PATH MATPLOTLIBRC PYTEST_ADDOPTS
+# A user's own Python path, start-up files, kernels and plot styles must not change a result. Without stored bytecode,
+# every process compiles the library again.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP JUPYTER_PATH JUPYTER_CONFIG_PATH MATPLOTLIBRC PYTEST_ADDOPTS
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 export IPYTHONDIR := $(abspath $(VENV))/user/ipython
 export JUPYTER_CONFIG_DIR := $(abspath $(VENV))/user/jupyter

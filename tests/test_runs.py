@@ -174,6 +174,7 @@ def test_an_id_sees_the_code_that_the_notebook_reaches_and_no_other(tmp_path):
     assert formula["ref_adv_audit"] == words["ref_adv_audit"]
     blip = ids("models/blip/explainer.py", "return ", "return 1 and ")
     assert blip["q_groundcam"] != formula["q_groundcam"] and blip["tricd_audit"] == formula["tricd_audit"]
+    assert ids("metrics/batched.py", "return ", "return 2 * ")["q_groundcam"] != blip["q_groundcam"]
 
 
 def test_imports_are_found_wherever_they_stand_and_what_only_a_type_checker_reads_is_not():
