@@ -128,6 +128,7 @@ _SHORTER = [(re.compile(pattern), short) for pattern, short in (
     (r'class="cell_input docutils container"', 'class="cell_input"'),
     (r'class="(?:docutils|reference internal) (literal|nav-link)', r'class="\1'),
     (r'(<a class="reference internal" href="[^"]*") title="[^"]*"', r"\1"),  # the title of a name is its address
+    (r'<dl>(\s*<dd><em class="sig-param">)', r'<dl role="none">\1'),  # Sphinx's list of parameters has no terms
     (r'(_images/[\w.-]+)\.png"', r'\1.webp"'))]
 _WHOLE = r"(<(?P<name>script|style|textarea|pre)\b.*?</(?P=name)>)"
 _PART = re.compile(rf"(?s){_WHOLE}|<!--.*?-->|\s*\n\s*|</(?:li|td|th|tr|dt|dd)>|(?P<tag><\w[^<>]*>)")

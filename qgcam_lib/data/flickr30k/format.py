@@ -8,9 +8,11 @@ __all__ = ['PICTURE_FOLDERS', 'SUFFIXES', 'Phrase', 'parse_sentence', 'Annotatio
 
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #8c3633b7
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element, ParseError
 
 import defusedxml.ElementTree as safe_xml
@@ -117,6 +119,19 @@ def _boxes_of(element: Element, number: int) -> list[list[float]]:
     where = f"object {number}"
     return [[_number(box, tag, where) for tag in ("xmin", "ymin", "xmax", "ymax")] for box in element.findall("bndbox")]
 
+# %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #1cd34ed0
+def _clipped(objects: Sequence[tuple[int, Element]], size: tuple[int, int]) -> tuple[list[Any], int]:
+    """The boxes of each numbered object, clipped to the image, or its ValueError; and the number of clipped boxes."""
+    try:
+        rows = [_boxes_of(element, number) for number, element in objects]
+        boxes, n_cut = clip_boxes(voc_to_xyxy(np.reshape([box for row in rows for box in row], (-1, 4))), size)
+        return np.split(boxes, np.cumsum([len(row) for row in rows])[:-1]), n_cut
+    except ValueError as error:
+        if len(objects) == 1:
+            return [error], 0
+    each = [_clipped([one], size) for one in objects]
+    return [boxes for (boxes,), _ in each], sum(n_cut for _, n_cut in each)
+
 # %% ../../../nbs/lib/data/flickr30k/01_format.ipynb #1cd34eda
 def parse_annotation(text: str | bytes) -> Annotation:
     """The content of an annotation file. Raises FileFault for any other content, and if it is not safe to parse."""
@@ -124,22 +139,20 @@ def parse_annotation(text: str | bytes) -> Annotation:
         root = safe_xml.fromstring(text)
     except (ParseError, LookupError, ValueError) as error:  # or an encoding unknown to Python or its XML parser
         raise FormatError(f"no XML that can be read safely: {type(error).__name__} {error!s:.200}") from error
-    size, n_clipped = _size(root), 0
+    size, objects = _size(root), list(enumerate(root.findall("object")))
+    clipped, n_clipped = _clipped(objects, size) if objects else ([], 0)
     boxes: dict[str, list] = {}
     flagged: dict[str, set] = {"scene": set(), "nobndbox": set()}
     broken: dict[str, str] = {}
-    for number, element in enumerate(root.findall("object")):
+    for (number, element), own in zip(objects, clipped):
         names = [name.text.strip() for name in element.findall("name") if name.text and name.text.strip()]
         if not names:
             raise FormatError(f"object {number} has no <name>")
-        try:
-            clipped, n_cut = clip_boxes(voc_to_xyxy(np.reshape(_boxes_of(element, number), (-1, 4))), size)
-        except ValueError as error:
-            broken |= dict.fromkeys(names, f"object {number}: {error}")
+        if isinstance(own, ValueError):
+            broken |= dict.fromkeys(names, f"object {number}: {own}")
             continue
-        n_clipped += n_cut
         for name in names:
-            boxes.setdefault(name, []).extend(clipped)
+            boxes.setdefault(name, []).extend(own)
             for tag, members in flagged.items():
                 if (element.findtext(tag) or "0").strip() not in ("", "0"):
                     members.add(name)
