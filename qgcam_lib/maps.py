@@ -303,7 +303,7 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
     p = get_protocol(protocol)
     if p.grid == "image" and size is None:
         raise ValueError(
-            f"size: expected the image's (height, width), because protocol {p.name!r} scores at its size, got None"
+            f"size: expected the image's (height, width), at which protocol {p.name!r} scores the map, got None"
         )
     size = None if size is None else _as_size(size, "size")
     items: Sequence = maps if isinstance(maps, (list, tuple)) else as_map_array(maps)

@@ -263,8 +263,9 @@ def compare_runs(a: str | Path, b: str | Path, *, model_a: str = "", model_b: st
             tables += [rows_of_cell.assign(**names) for rows_of_cell in differences]
     if not pairs:
         models = ["; ".join(f"{table}: {', '.join(names)}" for table, names in one.items()) for one in rows]
-        raise ParameterError(f"expected a table with the same model in both runs, got {models[0]} in {folders[0].name} "
-                             f"and {models[1]} in {folders[1].name}. To pair other models: model_a='A', model_b='B'")
+        raise ParameterError(f"expected one table with the models to compare, got {models[0]} in {folders[0].name} and "
+                             f"{models[1]} in {folders[1].name}. Name a model of each run: model_a, model_b "
+                             "(--model-a, --model-b)")
     if not tables:
         raise ParameterError(f"{folders[0].name} and {folders[1].name} have no example in common. Compare runs on the "
                              "same examples: the same data set, split and seed.")

@@ -106,7 +106,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="an entry of data/source
                data_root: Annotated[Path | None, typer.Option(help=(
                    "folder of all data sets; default: from the settings"))] = None,
                keep: Annotated[bool, typer.Option("--keep", help="keep the archive after unpacking it")] = False,
-               yes: Annotated[bool, typer.Option("--yes", help="download even if the size is unknown")] = False,
+               yes: Annotated[bool, typer.Option("--yes", help="do not ask for confirmation of the size")] = False,
                quiet: Quiet = False, as_json: Json = False) -> None:
     """Download, check and unpack a data set, or print the steps of its manual download.
 

@@ -75,9 +75,10 @@ _Form = Annotated[str | None, typer.Option(help=(
     "form of the file of groups: relation (Probe-R), swap (Probe-C), background or object (Probe-B), or relcomp; "
     "default: recognised from its first record"))]
 _Average = Annotated[str, typer.Option(help=(
-    "for choices between two prompts over several images (Probe-R, RelComp): average logits or probabilities"))]
-_Ties = choice(TIES, "expected (Probe-B's AP is the mean over all orders of equal scores)",
-               "optimistic (the best order)", "pessimistic (the worst order)", "block (as in scikit-learn)")
+    "for Probe-R's choices between two prompts over several images: average logits or probabilities"))]
+_Ties = choice(f"{TIES} in Probe-B's AP (in other probes a tie counts as wrong)",
+               "expected (the mean over all orders of equal scores)", "optimistic (the best order)",
+               "pessimistic (the worst order)", "block (as in scikit-learn)")
 _GROUPS = "file of the probe's groups, in one of the published formats"
 
 
@@ -248,7 +249,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
                  "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
                  "images of Visual Genome"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: true relations of images, and relations with an unlikely part.
+    """Build Probe-R from Visual Genome: groups of a true relation of an image and two unlikely relations.
 
     Each group has a true relation, one with an unlikely predicate, and one with an unlikely subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome

@@ -287,8 +287,8 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             outputs: Outputs = None, as_json: Json = False) -> None:
     """Compare the scores of two runs, evaluations or tables: differences a - b, clustered intervals and p-values.
 
-    By default, the model in RUN_A's parameter `model` is compared with the model in RUN_B's, and every further model
-    with the model of the same name.
+    By default, the model in RUN_A's parameter `model` is compared with the one in RUN_B's, whatever their names. Each
+    further model is compared if both runs have it.
 
     Exit code: 0 compared, 1 a file differs from its run's record, 2 usage error, or runs that cannot be compared.
     """

@@ -36,7 +36,7 @@ class _Instructions(dict):
     def __getitem__(self, code: int) -> Callable:
         self.used[code] += 1
         if self.used[code] > MAX_REPEATS:
-            raise FormatError(f"the same pickle opcode occurs more than {MAX_REPEATS:,} times, the limit")
+            raise FormatError(f"uses one pickle opcode more than {MAX_REPEATS:,} times, the limit")
         return super().__getitem__(code)
 
 # %% ../../nbs/lib/data/04_safe_pickle.ipynb #8f3af169

@@ -185,7 +185,7 @@ def choose_threshold(scores: Sequence[float], truth: Sequence[bool]) -> float:
     scores, truth = np.asarray(scores, np.float64), np.asarray(truth, bool)
     if scores.ndim != 1 or scores.shape != truth.shape or not len(scores) or not np.isfinite(scores).all():
         raise ValueError(f"scores, truth: expected one finite score per truth value, got shapes {scores.shape} and "
-                         f"{truth.shape}")
+                         f"{truth.shape}, with {int((~np.isfinite(scores)).sum())} scores that are NaN or infinite")
     if truth.all() or not truth.any():
         raise ValueError(f"truth: expected both True and False, got only {truth[0]}. Add questions "
                          "with the other answer.")

@@ -209,7 +209,7 @@ def _table(frame: pd.DataFrame, form: str = "table", silent: Sequence = ()) -> R
     except FormatError as error:
         raise ExampleError(str(error)) from error
     except TypeError as error:
-        raise ExampleError("image_id: expected whole numbers or texts") from error
+        raise ExampleError(f"image_id: expected whole numbers or texts, got another value ({error})") from error
     columns = {label: frame[label].to_numpy(), "score": frame["score"].to_numpy(), word: boxes}
     return _rows(form, label, images.tolist(), places[:len(frame)].astype(np.int64), columns,
                  lambda n: f"row {n + 1}, image {keys[n]}", sized=sized)

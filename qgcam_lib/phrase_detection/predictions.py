@@ -56,7 +56,8 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
             return [by_id(image)] if image_ids == "pair" else pictures.get(str(image), ())
         tried = [f"{image}_{sentence}", image, str(image)]
         if not (targets := [image_ids[key] for key in tried if key in image_ids]):
-            raise ExampleError(f"image_ids: expected a mapping with one of the keys {tried}, got none of them")
+            raise ExampleError("image_ids: expected a key for every predicted image, got a mapping with none of "
+                               f"{tried[sentence is None:]}")
         return [by_id(id) for id in (targets[0] if isinstance(targets[0], list | tuple) else targets[:1])]
     return find
 

@@ -242,8 +242,9 @@ def evaluate_answers(questions: pd.DataFrame, answers: Any, *, unparsable: str =
             raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
     check_resampling(n_bootstrap, level, n_subsets)
     check_questions(questions, ("image_id", "answer", "subset", "group"))
-    if not questions["answer"].isin([False, True]).all():
-        raise ValueError("questions: expected True or False in every row of 'answer'")
+    if (wrong := ~questions["answer"].isin([False, True])).any():
+        raise ValueError("questions: expected True or False in every row of 'answer', got "
+                         f"{questions['answer'][wrong].iloc[0]!r:.40}")
     values, missing = _said(questions, answers, on_missing)
     frame = questions[["answer", "subset", "group"]].assign(said=values, missing=missing)
     tables = []

@@ -166,8 +166,8 @@ def score_table(summary: pd.DataFrame, table: PaperTable, rows: pd.DataFrame | N
     if len(summary) and not any(len(column.rows(summary)) for column in table.columns):
         wanted = sorted({value for column in table.columns for value in column.where.values()})
         there = {key: sorted(set(summary[key])) for key in table.columns[0].where}
-        raise ValueError(f"summary: expected one of {wanted} in {' or '.join(there)}, got {there}. "
-                         "Pass a summary of this table's scores.")
+        raise ValueError(f"summary: expected at least one of {wanted} in the columns {', '.join(there)}, got "
+                         f"{there}. Pass a summary of this table's scores.")
     cells, marks = {}, {}
     for column in table.columns:
         part = by_column[column.name]

@@ -64,7 +64,7 @@ class Store:
         try:
             config = read_json(path, nan=True)["config"] if path.is_file() else None
             if not isinstance(config, dict | None):
-                raise TypeError(f"config: expected an object, got {shown(config)}")
+                raise TypeError(f"config: expected a JSON object, got {shown(config)}")
             return config
         except (FormatError, LookupError, TypeError) as error:
             raise StoreError(f"{place_of(path)}: the store's description cannot be read ({shown(error, 80)}). Use a "

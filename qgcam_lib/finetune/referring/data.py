@@ -183,8 +183,9 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
     for one in expressions:
         file = picture_file(one.image, images)
         if not one.candidates or not file.is_file():
-            raise ExampleError("no candidate boxes" if file.is_file() else "no picture of this expression", one.id,
-                               file, "Load candidates with data.referring, and give the folder of the pictures.")
+            there = file.is_file()
+            raise ExampleError("no candidate boxes" if there else "no picture of this expression", one.id, file,
+                               "Load candidates with data.referring." if there else "Give the folder of the pictures.")
         targets = soft_targets(one.candidates, one.box)
         if targets.any() or keep_without_target:
             rows.append((pictures.setdefault((file, one.candidates), len(pictures)), targets, one))

@@ -64,7 +64,7 @@ def with_own_words(base: type, config: BlipConfig, tokenizer) -> type:
     """
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"tokenizer: expected at most vocab_size={config.vocab_size} tokens, got {len(tokenizer)}. "
-                         "Raise vocab_size or pass a smaller vocab; for ALBEF, make_tokenizer(lavis_tokens=False).")
+                         "Raise vocab_size or pass a smaller vocab; for ALBEF, use make_tokenizer(lavis_tokens=False).")
     return type(base.__name__, (base,), {"init_tokenizer": classmethod(lambda cls: tokenizer)})
 
 # %% ../../../nbs/lib/models/blip/01_network.ipynb #2a27413f

@@ -209,8 +209,8 @@ def check_study(study: RelCompStudy, sets: StudySets, before: Any) -> None:
     for what, here in (("content", sets.content), ("before", weights_fingerprint(before.model))):
         if study.about[what] != here:
             name = "groups" if what == "content" else "weights"
-            raise FileFault(f"study: expected the {name} of this run, but the study in {study.folder} used others. "
-                            "Run the study again, or pass the data and the model named in its study.json.")
+            raise FileFault(f"study: expected the {name} of this run, but the study in {study.folder} used other "
+                            f"{name}. Run the study again, or pass the data and the model named in its study.json.")
 
 # %% ../../../nbs/lib/papers/probes/10_study.ipynb #859035d6
 def kept_half(study: RelCompStudy) -> dict[str, torch.Tensor]:
