@@ -310,7 +310,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
              "R": [(build_objects, "object_context_dataset.json")]}
     parts["both"] = parts["MR"] + parts["R"]
     if part not in parts:
-        raise typer.BadParameter(f"part: expected {', '.join(parts)}, got {part}")
+        raise typer.BadParameter(f"part: expected one of {', '.join(parts)}, got {part}")
     pairs = list(option or [])
     if not scenes and not any(one.startswith("fillers=") for one in pairs):
         pairs.append("fillers=black,gray,noise")

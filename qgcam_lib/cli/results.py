@@ -93,7 +93,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: not usable as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise FormatError(f"{path}: expected lines NAME: VALUE, got {type(content).__name__}")
+        raise FormatError(f"{path}: expected lines NAME: VALUE, each name a text, got {content!r:.60}")
     return content
 
 # %% ../../nbs/lib/cli/07_results.ipynb #4029ad81

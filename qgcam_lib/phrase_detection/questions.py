@@ -90,8 +90,9 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
             raise ExampleError("grounding: expected a pair for each question, but no pair has this id", row.image_id,
                                path, "Pass the grounding file of the questions' split")
         if (pair.file_name, pair.positive) != (row.file_name, row.answer):
-            raise ExampleError(f"the question has the image {row.file_name!r} and the answer {row.answer}, but the pair"
-                               f" of this id has {pair.file_name!r} and positive={pair.positive}", row.image_id, path)
+            raise ExampleError(f"grounding: expected the question's image {row.file_name!r} and answer {row.answer}, "
+                               f"got {pair.file_name!r} and {pair.positive} for the pair of this id", row.image_id,
+                               path, "Pass the grounding file of the questions' split")
     own = [pairs[id] for id in frame.image_id]
     return frame.assign(caption=[pair.caption for pair in own],
                         group=[f"{pair.source}_{pair.original_id.rsplit('_', 1)[0]}" for pair in own])

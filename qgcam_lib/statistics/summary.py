@@ -222,7 +222,8 @@ def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.D
     left, right = left.loc[common], right.loc[common]
     columns = [group] if isinstance(group, str) else list(group or ())
     if any((left[name] != right[name]).any() for name in columns if name in left and name in right):
-        raise ValueError(f"group: expected the same {group!r} for the same {on!r} in both frames, got different ones")
+        raise ValueError(f"group: expected the same {group!r} for each {on!r} in both frames, got different ones; are "
+                         "they runs on the same data?")
     return left, right, len(a) + len(b) - 2 * len(common)
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #61b8161d
