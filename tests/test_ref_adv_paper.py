@@ -83,7 +83,7 @@ def test_claims_are_counted_on_the_printed_tables():
     assert (found.loc["accuracy on Ref-Adv is 12 to 23 points below that on test", ["holds", "of"]] == [4, 4]).all()
     assert found.loc["shuffling costs a model that is not ViLBERT less than five points (our limit)", "result"] == (
         "does not hold")
-    assert found.loc["people find 98, 95 and 96 of 100 targets", "result"] == "not testable here: no people to ask"
+    assert found.loc["people find 98, 95 and 96 of 100 targets", "result"] == "not testable here: people are not asked"
 
 
 def test_only_the_papers_models_decide_its_claims_and_an_interval_with_zero_leaves_them_open(data):
@@ -137,7 +137,7 @@ def test_the_data_are_found_by_name_folder_and_file(world, data, tmp_path):
 
 def test_candidates_are_the_objects_of_the_picture_each_once(data):
     sets = candidate_sets(data.expressions)
-    for before, few, many in zip(data.expressions, sets["spoken of"], sets["all"]):
+    for before, few, many in zip(data.expressions, sets["targets"], sets["all"]):
         same = [one for one in data.expressions if one.image == before.image]
         assert set(many.candidates) <= {box for one in same for box in one.candidates}
         assert set(few.candidates) <= {one.box for one in same if one.split != "adv"}
@@ -358,7 +358,7 @@ def test_the_notebook_runs_and_ends_in_effects(world, tmp_path):
     box = json.loads((folder / "run.json").read_text())["results"]["result_box"]
     assert "34 points" in box["answer"] and any("18 of 21 pairs" in line for line in box["effect"])
     effects = pd.read_parquet(folder / "tables" / "effects.parquet").set_index("measure")["points"]
-    assert effects["drop of random choice, mixed: Easy those spoken of, Adv all"] > 5
+    assert effects["drop of random choice, mixed: Easy targets, Adv all"] > 5
     assert {"first_screen", "lengths", "relations"} <= {path.stem for path in (folder / "figures").glob("*.png")}
 
 

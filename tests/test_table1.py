@@ -48,7 +48,7 @@ def test_claims_and_correlation_of_the_printed_table(printed):
     assert against == {  # two sentences that the paper's own table does not bear out as they are written
         "ALBEF AMC has the best value in more cells of the table than any other model": (0, 1),
         "CLIP gScoreCAM is best and ALBEF AMC second, by each of IoU and Dice in a split": (22, 24)}
-    assert claims.loc[claims["of"] == 0, "result"].tolist() == ["not testable here: no histograms in a table of means"]
+    assert claims.loc[claims["of"] == 0, "result"].tolist() == ["not testable here: a table of means has no histograms"]
     found = correlate(setting_means(summary)).set_index("method")
     expected = printed[["io_ratio", "pg_accuracy"]].corr().iloc[0, 1]
     assert found.loc["pearson", "value"] == pytest.approx(expected) and found.loc["pearson", "n_groups"] == 6

@@ -173,7 +173,7 @@ def test_a_sentence_can_fail_and_can_have_nobody_to_ask(printed):
     alone = {metric: table.loc[["mdetr"]] for metric, table in printed.items() if "mdetr" in table.index}
     assert check_claims(CLAIMS, alone, cast)["result"].iloc[0] == "not testable here: fewer than two models"
     without = {metric: table.drop(columns="coco_obj") for metric, table in printed.items()}
-    assert check_claims(CLAIMS, without, cast)["result"].iloc[0] == "not testable here: no coco_obj"
+    assert check_claims(CLAIMS, without, cast)["result"].iloc[0] == "not testable here: no values of coco_obj"
 
 
 def test_metric_tables_hold_percent(summary):

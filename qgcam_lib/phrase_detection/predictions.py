@@ -105,8 +105,8 @@ def _phrases(rows: Rows, data: Tricd, pair: np.ndarray, label: np.ndarray, phras
     "Rows and phrases, as from `_spread`: the index of the phrase that each label [n] denotes in its pair."
     if rows.kind == "category" and phrases is None and len(label):
         raise ExampleError("the boxes have category ids and no phrase ids", remedy=(
-            "Pass `phrases` to say what a category id is: 'id' (a phrase id), 0 or 1 (the phrase's position in its "
-            "pair, counted from 0 or 1), or the vocabulary, a list of texts or {category id: text}"))
+            "Pass `phrases`, the meaning of the category ids: 'id' (ids of phrases), 0 or 1 (the phrase's position in "
+            "its pair, counted from 0 or 1), or the vocabulary, a list of texts or {category id: text}"))
     if rows.kind == "category" and isinstance(phrases, list | tuple | Mapping):
         return _by_vocabulary(data, pair, label, phrases, name)
     starts = np.searchsorted(data.phrase_pairs, np.arange(len(data) + 1))

@@ -265,7 +265,7 @@ def check_outputs(folder: str | Path, kinds: Collection[str] = ()) -> None:
     if differences := changed_outputs(folder, kinds):
         more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
         raise RunError(f"run {Path(folder).name}: {differences[0]}{more}. Run the notebook again with the same "
-                       "parameters. A folder with changed files is then kept under another name.", Path(folder))
+                       "parameters. This folder is then kept under another name.", Path(folder))
 
 # %% ../../nbs/lib/runs/03_record.ipynb #5569aa22
 def finished_run(folder: str | Path, kinds: Collection[str] = ()) -> dict[str, Any]:

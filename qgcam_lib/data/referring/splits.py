@@ -150,7 +150,7 @@ def split_by_text(expressions: Sequence[Expression], adv: Sequence[Expression]) 
     """
     originals = {one.original for one in adv} - {""}
     if not originals:
-        raise ValueError(f"adv: none of the {len(adv)} expressions has its `original`. Read the expressions from the "
+        raise ValueError(f"adv: expected expressions with their `original`, got {len(adv)} without. Read them from the "
                          "raw file, refcocog_adv_annotations.json")
     hard = [one.text.strip().lower() in originals for one in expressions]
     return Expressions(replace(one, split="hard" if is_hard else "easy") for one, is_hard in zip(expressions, hard))

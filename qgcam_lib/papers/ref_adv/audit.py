@@ -64,7 +64,7 @@ def random_figure() -> Figure:
     return figure
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #a6e531a6
-CANDIDATES = ("released", "spoken of", "all")
+CANDIDATES = ("released", "targets", "all")
 
 
 def _objects(lists: Sequence[Sequence[Box]]) -> list[Box]:
@@ -84,7 +84,7 @@ def candidate_sets(expressions: Sequence[Expression]) -> dict[str, list[Expressi
         targets[one.image].append([one.box] if one.split != "adv" else [])
     return {"released": list(expressions)} | {
         name: with_candidates(expressions, {image: _objects(some) for image, some in of.items()})
-        for name, of in (("spoken of", targets), ("all", lists))}
+        for name, of in (("targets", targets), ("all", lists))}
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #26801f3d
 def _rows(expressions: Sequence[Expression], values: Sequence[float]) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def candidate_table(sets: Mapping[str, Sequence[Expression]], derived: Sequence[
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #db7f9f36
 _COLUMNS = ["easy", "adv", "difference", "ci_low", "ci_high", "n", "n_groups"]
-_MIXED = "mixed: Easy those spoken of, Adv all"
+_MIXED = "mixed: Easy targets, Adv all"
 
 
 def _equal(sets: Mapping[str, Sequence[Expression]]) -> list[Expression]:
@@ -136,12 +136,12 @@ def random_falls(sets: Mapping[str, Sequence[Expression]], *, mixed: bool = Fals
     """The drop of random choice from Easy to Adv: candidates, easy, adv, difference with its interval (shares), n,
     n_groups.
 
-    Rows: as released; all boxes, on images with both splits; with `mixed`, the boxes spoken of for Easy and all boxes
+    Rows: as released; all boxes, on images with both splits; with `mixed`, the targets for Easy and all boxes
     for Adv. A row without easy or adversarial expressions is left out. options: n_bootstrap, seed.
     """
     named = {"released": sets["released"], "equal: all boxes, pictures with both": _equal(sets)}
     if mixed:
-        named[_MIXED] = [few if few.split == "easy" else many for few, many in zip(sets["spoken of"], sets["all"])]
+        named[_MIXED] = [few if few.split == "easy" else many for few, many in zip(sets["targets"], sets["all"])]
     rows = []
     for name, some in named.items():
         if {"easy", "adv"} <= {one.split for one in some}:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ...referring.summary import compare_choices, compare_splits
-from ...report.claims import read_claims
+from ...report.claims import Untestable, read_claims
 from ...report.published import Column, Paper, PaperTable, published
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #e578eb3e
@@ -147,11 +147,11 @@ _Tables = Mapping[str, pd.DataFrame]
 
 
 def _span_of(t: _Tables, model: str, of: str) -> tuple[float, float]:
-    "The interval (low, high) of a difference; KeyError if the table does not have it."
+    "The interval (low, high) of a difference; Untestable if the table does not have it."
     rows = t["differences"]
     row = rows[(rows.index == model) & (rows["of"] == of)]
     if not len(row) or row[["low", "high"]].isna().any(axis=None):
-        raise KeyError(f"number for {model}, {of}")
+        raise Untestable(f"the run has no interval for {model}, {of}")
     return row["low"].iloc[0], row["high"].iloc[0]
 
 
@@ -173,9 +173,9 @@ def _there(t: _Tables) -> list[str]:
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #dbd8d8eb
 def _printed(t: _Tables, name: str) -> pd.DataFrame:
-    "A printed table; KeyError for a run, which has other models and another test set."
+    "A printed table; Untestable for a run, which has other models and another test set."
     if name not in t:
-        raise KeyError("run of the models for which the paper states this number")
+        raise Untestable("the paper states this number for other models")
     return t[name]
 
 
@@ -207,7 +207,7 @@ _CUTS = (lambda value: round(value, 2), lambda value: int(100 * value + 1e-9) / 
 def _never(why: str) -> Any:
     "The counting function of a claim that is not testable here. why: the reason."
     def count(t: _Tables, r: Mapping[str, str]) -> list:
-        raise KeyError(why)
+        raise Untestable(why)
     return count
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #3e67512d
@@ -269,10 +269,10 @@ TRAINING_CLAIMS = read_claims("ref_adv", "training", {
 
 # %% ../../../nbs/lib/papers/ref_adv/01_claims.ipynb #680925a7
 DATA_CLAIMS = read_claims("ref_adv", "data", {
-    "people": _never("people to ask"),
+    "people": _never("people are not asked"),
     "adv-longer": lambda t, r: [_above(t, "adv", f"words less {split}") for split in ("easy", "hard")],
     "adv-more-relations": lambda t, r: [_above(t, "adv", f"relations less {split}") for split in ("easy", "hard")],
-    "persons-share": _never("number in the text that we have: Table 4 is lost"),
+    "persons-share": _never("our copy of the paper lacks the numbers of Table 4"),
     "adv-fewer-persons": lambda t, r: [_below(t, "adv", f"persons less {split}") for split in ("easy", "hard")],
 })
 CLAIMS = MODEL_CLAIMS + TRAINING_CLAIMS + DATA_CLAIMS
