@@ -74,11 +74,9 @@ _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
 _Form = Annotated[str | None, typer.Option(help=(
     "form of the file of groups: relation (Probe-R), swap (Probe-C), background or object (Probe-B), or relcomp; "
     "default: recognised from its first record"))]
-_Average = Annotated[str, typer.Option(help=(
-    "what to average over a group's images in Probe-R: logits or probabilities"))]
-_Ties = choice(f"{TIES} in Probe-B's AP (in other probes a tie counts as wrong)",
-               "expected (the mean over all orders of equal scores)", "optimistic (the best order)",
-               "pessimistic (the worst order)", "block (as in scikit-learn)")
+_Average = Annotated[str, typer.Option(help="average over a group's images in Probe-R: logits or probabilities")]
+_Ties = choice(TIES, "expected (Probe-B's AP is the mean over all orders of equal scores)",
+               "optimistic (the best order)", "pessimistic (the worst order)", "block (as in scikit-learn)")
 _GROUPS = "file of the probe's groups, in one of the published formats"
 
 
@@ -244,8 +242,7 @@ _List = Annotated[bool, typer.Option("--list-options", help="list the options an
 
 @build_app.command(example="qgcam probe build relation miniworld-visual-genome OUT -o n_images=10")
 def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
-             out: Annotated[Path, typer.Argument(help="output file (.json), or a folder, in which the file is named "
-                                                 "relation_eval_subject.json")],
+             out: Annotated[Path, typer.Argument(help="a .json file, or a folder for relation_eval_subject.json")],
              images: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                  "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
                  "images of Visual Genome"))] = None,

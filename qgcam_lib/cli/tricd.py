@@ -122,9 +122,8 @@ def evaluate(predictions: Annotated[Path, typer.Argument(help=(
              level: Level = 0.95, seed: Seed = 0,
              ties: _Ties = "first", image_ids: _ImageIds = "pair",
              phrases: Annotated[str | None, typer.Option(help=(
-                 "meaning of a category id in the predictions: 'id' (a phrase's id), '0' or '1' (the phrase's position "
-                 "in its pair, counted from 0 or 1), or the path of a file with the vocabulary; required if the file "
-                 "has category ids"))] = None,
+                 "meaning of category ids, required if there are some: 'id' (ids of phrases), '0' or '1' (the phrase's "
+                 "position in its pair, counted from 0 or 1), or the path of a file with the vocabulary"))] = None,
              box_format: scoring.BoxFormat = None,
              on_error: OnError = "raise", out: _Out = None, as_json: Json = False) -> None:
     """Score a file of detections: AP, recall, group recall and upper bound with intervals. Needs no model.
