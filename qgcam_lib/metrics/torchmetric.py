@@ -175,7 +175,7 @@ def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
     """Raise ValueError if examples with and without image sizes are mixed and no protocol was named."""
     if self.options["protocol"] is None and bool((sized > 0).all()):
         raise ValueError(f"image_sizes: expected sizes for all examples or for none, got {sized[0]} examples with and "
-                         f"{sized[1]} without. Pass sizes in every update or in none, or name a protocol.")
+                         f"{sized[1]} without. Pass image_sizes in every update or in none, or name a protocol.")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)
