@@ -81,7 +81,7 @@ $(VENV)/bin/python:
 	echo "Python 3.11 or 3.12 with venv is needed, tried: $${python:-$(CANDIDATES)}. On Debian: apt-get install python3.11-venv;" \
 	     "or name one: make PYTHON=/path/to/python3.11" >&2; exit 1
 
-reproduce: env  ## run the paper notebooks, print the score table, compare all with the stored pages (STRICT=1: on any processor)
+reproduce: env  ## run the paper notebooks, print the score table, compare with the stored pages (STRICT=1: on any processor)
 	@snakemake --cores $(CORES) --quiet rules progress host
 	@qgcam table q_groundcam_table1
 	@qgcam reference $(if $(STRICT),--strict)

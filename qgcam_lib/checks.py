@@ -294,8 +294,8 @@ def score_kind(scores: Any, sums: Callable[[np.ndarray], Mapping[str, Any]] | No
     if given is not None:
         ends = SCORE_KINDS.get(given)
         if ends is None or low < ends[0] - 1e-3 or high > ends[1] + 1e-3:
-            raise ValueError(f"kind: expected one of {', '.join(SCORE_KINDS)} that fits scores of {low:g} to {high:g}, "
-                             f"got {given!r}")
+            raise ValueError(f"kind: expected one of {', '.join(SCORE_KINDS)}, with a range that contains the scores "
+                             f"({low:g} to {high:g}), got {given!r}")
     elif values.size < 20 or (values == np.floor(values)).all():
         return ScoreKind()
     name = given or ("probability" if low >= 0 and high <= 1 else "cosine" if low >= -1 and high <= 1 else

@@ -61,8 +61,8 @@ class MapProtocol:
             if getattr(self, key) not in allowed:
                 raise ValueError(f"MapProtocol.{key}: expected one of {allowed}, got {getattr(self, key)!r}")
         if self.blur < 0:
-            raise ValueError("MapProtocol.blur: expected a number >= 0, the Gaussian's sigma divided by the map's "
-                             f"longer side, got {self.blur}")
+            raise ValueError(f"MapProtocol.blur: expected a number >= 0, got {self.blur}. The number is the Gaussian's "
+                             "sigma divided by the map's longer side")
         if isinstance(self.grid, str) and self.grid not in ("native", "image"):
             raise ValueError(f"MapProtocol.grid: expected 'native', 'image' or (height, width), got {self.grid!r}")
         if not isinstance(self.grid, str):
@@ -303,7 +303,7 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
     p = get_protocol(protocol)
     if p.grid == "image" and size is None:
         raise ValueError(
-            f"size: expected the image's (height, width), at which protocol {p.name!r} scores the map, got None"
+            f"size: expected the image's (height, width), because protocol {p.name!r} scores at this size, got None"
         )
     size = None if size is None else _as_size(size, "size")
     items: Sequence = maps if isinstance(maps, (list, tuple)) else as_map_array(maps)
@@ -317,7 +317,7 @@ def prepare_maps(maps: Any, size: tuple[int, int] | None = None, protocol: str |
             )
         if a.shape != done[0].shape:
             raise ValueError(
-                f"maps: expected one output grid, got {done[0].shape} for map 0 and {a.shape} for map {n}; prepare "
-                "each size separately"
+                f"maps: expected maps with the same output grid, got {done[0].shape} for map 0 and {a.shape} for "
+                f"map {n}; prepare the maps of each size in a call of their own"
             )
     return np.stack(done) if done else np.zeros((0, *p.grid_for((0, 0), size)), np.float32)

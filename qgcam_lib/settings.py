@@ -98,7 +98,7 @@ def read_settings_file(path: str | Path) -> dict[str, str]:
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: expected lines `key = value` under [qgcam]: {error}") from error
+        raise SettingsError(f"{path}: expected lines `key = value` under [qgcam]. Parser error: {error}") from error
     others = [name for name in parser.sections() if name != "qgcam"]
     if others:
         raise SettingsError(f"{path}: expected only the section [qgcam], got also [{others[0]}]. Move its keys to "

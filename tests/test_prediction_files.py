@@ -195,8 +195,8 @@ FLICKR = {"image_id": 11, "sentence_id": 0, "boxes": [[[0, 0, 9, 9]], []], "scor
     ([RECORD, {**RECORD, "bbox": [0, 0, -1, 9]}], {}, "row 2, image 11.*bbox"), ([RECORD, 7], {}, "row 2"),
     ([{**RECORD, "image_id": 10**9}], {}, "image 1000000000"), ([detic(1)], {}, "category ids"),
     ([detic(2)], {"phrases": 0}, "row 1, image 11"), ([detic(2)], {"phrases": ["a"]}, "row 1"),
-    ([detic(0)], {"phrases": ["a"]}, "none of the 1 boxes"), ([RECORD], {"image_ids": {5: 11}}, "image 11"),
-    ([FLICKR, FLICKR], {}, "entry 1.*an earlier entry"), ([{**FLICKR, "scores": [[0.5, 0.4], []]}], {}, "phrase 0"),
+    ([detic(0)], {"phrases": ["a"]}, "expected boxes for the phrases"), ([RECORD], {"image_ids": {5: 11}}, "image 11"),
+    ([FLICKR, FLICKR], {}, "entry 1.*a second entry"), ([{**FLICKR, "scores": [[0.5, 0.4], []]}], {}, "phrase 0"),
     ([1, 2], {}, "form"),
 ])
 def test_faults_are_named(folder, data, content, options, said):

@@ -92,8 +92,8 @@ def _answers(folder: Path, record: Mapping[str, Any]) -> dict[str, ModelRows]:
     truth = load_tricd_vqa(files.questions, files.grounding).set_index("image_id")[["answer", "subset"]]
     rows = pd.read_parquet(path)
     if lost := set(rows["image_id"]) - set(truth.index):
-        raise ParameterError(f"run {record['run_id']}: {files.questions.name} has changed since this run: it has no "
-                             f"question about image {min(lost)}. Run its notebook again")
+        raise ParameterError(f"run {record['run_id']}: {files.questions.name} has changed since this run and has no "
+                             f"question about image {min(lost)}. Run the notebook again")
     unread = {"wrong": 0.0, "opposite": 0.0, "drop": np.nan}[parameters["unparsable"]]
     questions, answers = truth.loc[rows["image_id"]], map(parse_answer, rows["answer"])
     rows["subset"] = questions["subset"].to_numpy()
@@ -280,11 +280,11 @@ def compare_files(a: Path, b: Path, *, allow: bool = False, **options: Any) -> p
     example in common."""
     rows = [read_table(path, {"id": str}, {"group": str}) for path in (a, b)]
     if not any(all(name in one for one in rows) for name in _SCORES):
-        raise ValueError(f"expected a column of scores that is in both files, got {list(rows[0])} in {a.name} and "
-                         f"{list(rows[1])} in {b.name}")
+        raise ValueError(f"expected a column of scores that is in both files, got the columns {list(rows[0])} in "
+                         f"{a.name} and {list(rows[1])} in {b.name}")
     tables, paired = _compared_rows(*rows, options, allow)
     if not paired:
-        raise ValueError(f"{a.name} and {b.name} have no id in common. Do both files score the same data?")
+        raise ValueError(f"{a.name} and {b.name} have no id in common. Pass two files that score the same data.")
     pair = {"table": "scores", "model_a": a.name, "model_b": b.name, "rows_a": len(rows[0]), "rows_b": len(rows[1]),
             "paired": paired, "fall_away": len(rows[0]) + len(rows[1]) - 2 * paired}
     table = pd.concat(tables, ignore_index=True).assign(**pair)[_COLUMNS]

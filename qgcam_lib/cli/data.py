@@ -197,7 +197,7 @@ def _committed_again(folder: Path, notebook: Path, outputs: Path | None) -> Path
 
 # %% ../../nbs/lib/cli/08_data.ipynb #df6acac4
 def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-               "paper notebooks (their newest runs) or NOTEBOOK/RUN; default: the runs of `make papers`"))] = None,
+               "NOTEBOOK for its newest run, NOTEBOOK/RUN for another; default: the runs of `make papers`"))] = None,
            outputs: Outputs = None,
            check: Annotated[bool, typer.Option("--check", help=(
                "store nothing; only check that all code and data are committed"))
@@ -233,7 +233,7 @@ def papers(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/R
 
 # %% ../../nbs/lib/cli/08_data.ipynb #aae23294
 def reference(runs: Annotated[list[str] | None, typer.Argument(metavar="NOTEBOOK[/RUN]...", help=(
-                  "paper notebooks (their newest runs) or NOTEBOOK/RUN; default: the runs of `make "
+                  "NOTEBOOK for its newest run, NOTEBOOK/RUN for another; default: the runs of `make "
                   "reproduce`"))] = None,
               strict: Annotated[bool, typer.Option("--strict", help=(
                   "require equal numbers even if they were computed on another kind of processor"))

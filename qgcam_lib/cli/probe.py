@@ -74,7 +74,7 @@ _Blind = Annotated[Path | None, typer.Option(exists=True, help=(
 _Form = Annotated[str | None, typer.Option(help=(
     "form of the file of groups: relation (Probe-R), swap (Probe-C), background or object (Probe-B), or relcomp; "
     "default: recognised from its first record"))]
-_Average = Annotated[str, typer.Option(help="average over a group's images in Probe-R: logits or probabilities")]
+_Average = Annotated[str, typer.Option(help="average logits or probabilities over a group's images in Probe-R")]
 _Ties = choice(TIES, "expected (Probe-B's AP is the mean over all orders of equal scores)",
                "optimistic (the best order)", "pessimistic (the worst order)", "block (as in scikit-learn)")
 _GROUPS = "file of the probe's groups, in one of the published formats"
@@ -90,7 +90,7 @@ def score(scores: Annotated[Path, typer.Argument(help=(
               "values of the column image: name (as in the file of groups) or number (the last number in that name)"
               ))] = "name",
           by_class: Annotated[bool, typer.Option("--classes", help=(
-              "for Probe-B: score each present class of a group, instead of the group"))] = False,
+              "for Probe-B: one result per class present in a group, not one per group"))] = False,
           average: _Average = "logits", ties: _Ties = "expected", blind: _Blind = None, *, common: Any) -> tuple:
     """Evaluate your file of scores on a probe: means, intervals, chance and ties. Needs no model.
 
@@ -247,9 +247,9 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
                  "folder of the pictures; repeat the option for several; default: the folders VG_100K, VG_100K_2 and "
                  "images of Visual Genome"))] = None,
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-R from Visual Genome: groups of a true relation of an image and two unlikely relations.
+    """Build Probe-R from Visual Genome: groups of three relations, one of them true of the image.
 
-    Each group has a true relation, one with an unlikely predicate, and one with an unlikely subject."""
+    The other two replace the predicate or the subject by an unlikely one."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -300,7 +300,7 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-B from COCO's instances: images without background (set MR), or with nothing but one object (set R).
 
-    A filler replaces what is removed. Each group also has a reference image, and a control image with a patch."""
+    A filler replaces what is removed. Each group also has a reference image, and a control with a patch of filler."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.context import ContextOptions, build_background, build_objects, class_prompts
 
@@ -334,7 +334,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
     """Build RelComp, training and test data: captions, each with a true and a false text.
 
     From COCO, the true text replaces a caption's attributes by synonyms, the false text by opposites. From Visual
-    Genome, the true text states an annotated relation, the false text the same with an unlikely predicate."""
+    Genome, the true text states an annotated relation; the false text replaces its predicate by an unlikely one."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.data.probes.files import read_groups
     from qgcam_lib.data.visual_genome.folder import VisualGenome

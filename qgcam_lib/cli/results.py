@@ -107,7 +107,7 @@ def given_parameters(pairs: list[str] | None, file: Path | None) -> dict[str, An
     """The parameters on a command line, as texts, and those in a file, with their types."""
     for pair in pairs or []:
         if "=" not in pair:
-            raise typer.BadParameter(f"`-p {pair}`: a value is missing. Write -p {pair} VALUE.")
+            raise typer.BadParameter(f"`-p {pair}`: expected a name and a value, got no value. Write -p {pair} VALUE.")
     return (read_settings(file) if file else {}) | dict(pair.split("=", 1) for pair in pairs or [])
 
 # %% ../../nbs/lib/cli/07_results.ipynb #a3e2cb84
@@ -208,8 +208,8 @@ def plan(notebook: Annotated[str, typer.Argument(help="a notebook's path, or its
          outputs: Outputs = None, as_json: Json = False) -> None:
     """Predict the hours, memory and disk space of a run and its shards on this machine.
 
-    Unless the model's speed is known, measures it first, for about a minute. If the run is finished, the table
-    also shows its actual time and memory."""
+    If the model's speed is unknown, the command first measures it for about a minute. If the run is finished, the
+    table also shows its actual time and memory."""
     from qgcam_lib.runs.shards import forecast
 
     frame = forecast(notebook_path(notebook), given_parameters(parameter, file), shards or (1, 2, 4, 8),
@@ -287,8 +287,8 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             outputs: Outputs = None, as_json: Json = False) -> None:
     """Compare the scores of two runs, evaluations or tables: differences a - b, clustered intervals and p-values.
 
-    By default, the model in RUN_A's parameter `model` is compared with the one in RUN_B's, whatever their names. Each
-    further model is compared if both runs have it.
+    By default, the model that RUN_A's parameter `model` names is compared with the one that RUN_B's names. The two
+    names may differ. Any other model is compared if both runs have it.
 
     Exit code: 0 compared, 1 a file differs from its run's record, 2 usage error, or runs that cannot be compared.
     """

@@ -172,7 +172,7 @@ def questions(answers: Annotated[Path, typer.Argument(help=(
                   "TRICD's VQA file or its folder, or the name tricd or miniworld-tricd; default: tricd"))] = None,
               split: _Split = None,
               annotations: Annotated[Path | None, typer.Option(exists=True, help=(
-                  "TRICD's grounding file, whose groups are resampled for the intervals; default: resample sets of "
+                  "TRICD's grounding file; the intervals resample its groups; default: the intervals resample sets of "
                   "questions with the same image or the same text"))] = None,
               n_bootstrap: Bootstrap = 1000, level: Level = 0.95, seed: Seed = 0,
               missing: scoring.choice(scoring.MISSING, "raise (an error if a question has no answer)",
@@ -216,7 +216,7 @@ def check(annotations: Annotated[str | None, typer.Argument(help=(
           expected: Annotated[Path | None, typer.Option(exists=True, help=(
               "JSON file of the scores that the predictions should get, {metric: {subset: value}}"))] = None,
           seed: Seed = 0, as_json: Json = False) -> None:
-    """Check the evaluator on this machine: properties of its scores, agreement with COCO's and the authors' evaluator.
+    """Check this library's evaluator: properties of its scores, agreement with COCO's and the authors' evaluator.
 
     Exit code: 0 every check that could be run passed, 1 a check failed or a file is invalid, 2 usage error.
     """

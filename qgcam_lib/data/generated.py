@@ -93,7 +93,7 @@ def bring(self: GeneratedRecipe, progress: bool = True) -> Path:
     digest = files_fingerprint(self.files(), cache=settings.cache / "fingerprints.sqlite")
     if note.get("recipe") == now and note.get("sha256") != digest:
         raise FileFault(f"{self.folder}: a file was changed, added or removed since this data set was generated. Delete "
-                        "the folder to generate the data again. To use it as it is, copy it and pass the copy's path")
+                        "the folder to generate the data again. To use the changed data, pass the path of a copy")
     if note.get("recipe") != now:
         write_json(self.note, {"recipe": now, "sha256": digest})
     return self.folder

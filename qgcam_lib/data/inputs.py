@@ -40,8 +40,8 @@ class _DataInput(NamedInput):
                     raise ParameterError(f"{name} has no grounding examples. Pass a folder or one of "
                                          f"{', '.join(others)}.")
                 if value is not None and allowed and value not in allowed:
-                    raise ParameterError(f"{name} has no {cls.part} {value!r}. As {cls.part}, pass one of "
-                                         f"{', '.join(allowed)}.")
+                    raise ParameterError(f"{cls.part}: expected one of {', '.join(allowed)} for {name}, "
+                                         f"got {value!r}.")
                 yield Input("data", cls.kind, label, recipe)
             else:
                 yield from cls.others(name, label, split, reading)

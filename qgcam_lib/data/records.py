@@ -151,7 +151,7 @@ def _decode(path: Path) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # open_image raises its own error
             with Image.open(path, formats=FORMATS) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
-                    raise ValueError(f"too large: {picture.width} x {picture.height} pixels; the limit is {MAX_PIXELS}")
+                    raise ValueError(f"expected at most {MAX_PIXELS:,} pixels, got {picture.width} x {picture.height}")
                 picture.load()
                 return picture.convert("RGB")
     finally:

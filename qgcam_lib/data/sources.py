@@ -139,14 +139,14 @@ def unpack(archive: str | Path, folder: str | Path) -> None:
     try:
         is_zip = zipfile.is_zipfile(archive)
         if not is_zip and not hasattr(tarfile, "data_filter"):
-            raise SourceError("this Python unpacks tar archives unchecked; use Python 3.11.4 or newer")
+            raise SourceError("this version of Python cannot unpack tar archives safely. Use Python 3.11.4 or newer")
         with (zipfile.ZipFile if is_zip else tarfile.open)(archive) as opened:
             for name in opened.namelist() if is_zip else ():
                 if not (folder / name).resolve().is_relative_to(folder.resolve()):
                     raise SourceError(f"its entry {name[:200]!a} is outside the target folder")
             sizes = (entry.file_size if is_zip else entry.size for entry in (opened.infolist() if is_zip else opened))
             if any(total > allowed for total in accumulate(sizes)):
-                raise SourceError(f"its entries have more than {allowed:,} bytes (the limit)")
+                raise SourceError(f"expected entries of at most {allowed:,} bytes in all, got more")
             opened.extractall(folder, **({} if is_zip else {"filter": "data"}))
     except _BROKEN as error:
         raise SourceError(f"{archive.name}: cannot be unpacked: {' '.join(str(error).split())[:200]}") from error
@@ -188,9 +188,9 @@ def _record(source: DataSource, file: Path, data_root: Path) -> None:
     before = entries.get(source.name, {})
     if not (source.sha256 or source.md5) and before.get("sha256", digest) != digest:
         file.unlink()
-        raise SourceError(f"{source.name}: the downloaded file differs from that of {before['fetched']} (sha256 "
-                          f"{before['sha256']}) and was deleted. To accept the new file, delete the entry "
-                          f"{source.name!r} in raw/fetched.json and fetch the source again")
+        raise SourceError(f"{source.name}: expected the file downloaded on {before['fetched']} (sha256 "
+                          f"{before['sha256']}), got another, which was deleted. To accept the new file, delete the "
+                          f"entry {source.name!r} in raw/fetched.json and fetch the source again")
     entries[source.name] = {"address": source.address, "file": file.name, "bytes": file.stat().st_size,
                             "sha256": digest, "fetched": datetime.now(UTC).date().isoformat()}
     write_json(data_root / "raw" / "fetched.json", dict(sorted(entries.items())))

@@ -44,7 +44,7 @@ def watch_attention(dropout: torch.nn.Module) -> Iterator[AttentionWatch]:
     twice, the second use is recorded. Raises ValueError in training mode.
     """
     if dropout.training:
-        raise ValueError("dropout: the model is in training mode, where dropout makes maps random. Call model.eval().")
+        raise ValueError("dropout: expected evaluation mode, got training mode (random maps). Call model.eval().")
     watch = AttentionWatch()
 
     def keep(module, inputs, output):

@@ -66,7 +66,7 @@ def _named_or_stacked(path: Path, shapes: dict[str, tuple[int, ...]], get: Calla
         stack = cache(partial(get, deep[0]))  # read once, when the first map is loaded
         return MapFile(path, tuple(ids), lambda wanted: [_checked(path, id, stack()[place[id]]) for id in wanted])
     if stack_ids:
-        raise FileFault(f"{path}: expected one stack of maps [N, h, w] beside `ids`, got arrays {list(shapes)[:5]}")
+        raise FileFault(f"{path}: expected `ids` and one array of maps [N, h, w], got the arrays {list(shapes)[:5]}")
     return MapFile(path, tuple(shapes), lambda wanted: [_checked(path, id, get(id)) for id in wanted])
 
 # %% ../../nbs/lib/grounding/02_map_files.ipynb #416ab4d1

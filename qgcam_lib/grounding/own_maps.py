@@ -56,7 +56,7 @@ def _complete(ids: Sequence[str], records: dict[str, BoxRecord], size: tuple[int
         record = records[id]
         record.size = record.size or size
         if taken := [name for name in record.labels if name in _OURS]:
-            raise FileFault(f"{where}: the result has its own column {taken[0]!r}; rename or drop yours")
+            raise FileFault(f"{where}: expected no column {taken[0]!r}, because the result adds one. Rename or drop it")
         if record.size is None and rule.grid == "image" and not record.error:
             raise FileFault(f"{where}: record {id!r}: protocol {rule.name!r} scores on the image's pixels and needs "
                             "the image's size; add width and height (in JSON \"size\": [height, width]), pass one size "
@@ -150,7 +150,7 @@ def checked_out(out: str | Path, name: str = "out") -> Path:
     if out.suffix not in (".csv", ".parquet", ".json"):
         raise ValueError(f"{name}: expected a name that ends in .csv, .parquet or .json, got {str(out)!r}")
     if not out.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}: no such folder to write {out.name} in")
+        raise FileNotFoundError(f"{name}: expected a path in an existing folder, but {out.parent} does not exist")
     check_writable(out, name)
     if out.suffix == ".parquet":
         needed("pyarrow", f"writing {out.name}")
@@ -200,7 +200,7 @@ def score_files(maps: str | Path, boxes: str | Path, *, protocol: str | MapProto
     ids, clipped = _joined(file, records, str(boxes), common), []
     columns = {*_OURS, *(key for id in ids for key in records[id].labels)}
     if lost := [name for name in by if name not in columns]:
-        raise ValueError(f"by: expected some of {', '.join(sorted(columns))}, got {lost[0]}")
+        raise ValueError(f"by: expected columns among {', '.join(sorted(columns))}, got {lost[0]!r}")
     grouped = _complete(ids, records, size, rule, str(boxes))
     suspicious = _box_findings([records[id] for id in ids], str(boxes))
     peaks = dict.fromkeys([ids[k] for k in some_records(len(ids))])
@@ -268,6 +268,6 @@ def load_explainer(source: str, weights: str | Path = "mini", device: str | None
                            batch_size=batch_size, **options)
     extra = ({} if str(weights) == "mini" else {"weights": weights}) | options
     if extra:
-        raise ParameterError(f"{next(iter(extra))}: cannot be combined with {source}, whose maps are scored as they "
-                             f"are; got {next(iter(extra.values()))!r}. Omit it.")
+        raise ParameterError(f"{next(iter(extra))}: expected no value, because the maps of {source} are scored as they "
+                             f"are, got {next(iter(extra.values()))!r}. Omit this option.")
     return StoredMaps(path)

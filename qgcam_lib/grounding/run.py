@@ -141,8 +141,8 @@ def _map_store(save_maps: bool | str | Path | MapStore, store: RecordStore | Non
     """Return the map store for the argument `save_maps`."""
     if save_maps is True:
         if store is None:
-            raise ValueError("save_maps: True saves the maps in a folder next to `store`, so expected a store, got "
-                             "None; pass store, or a folder as save_maps")
+            raise ValueError("save_maps: True saves the maps in a folder next to `store`, but store is None. "
+                             "Pass a store, or a folder as save_maps")
         save_maps = store.folder.with_name(f"{store.folder.name}-maps")
     return MapStore(save_maps) if isinstance(save_maps, str | Path) else save_maps if save_maps is not False else None
 

@@ -42,8 +42,8 @@ class ScoreOptions:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: expected one of {tuple(allowed)}, got {getattr(self, name)!r}")
         if not (0 <= self.tau <= 1 and self.delta >= 0):
-            raise ValueError(f"tau, delta: expected a threshold from 0 to 1 and a distance >= 0, got {self.tau!r}, "
-                             f"{self.delta!r}")
+            raise ValueError("tau, delta: expected tau from 0 to 1 and delta >= 0, "
+                             f"got tau={self.tau!r} and delta={self.delta!r}")
 
 # %% ../../nbs/lib/metrics/01_formulas.ipynb #354d0a9d
 def tie_rule(rule: str, share: np.ndarray, first: np.ndarray) -> np.ndarray:

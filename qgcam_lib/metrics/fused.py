@@ -71,9 +71,9 @@ def refuse_impossible(scores: dict[str, np.ndarray], mask: np.ndarray, rows: np.
         fits |= (m.undefined_when != "never") & np.isnan(values)
         if not fits.all():
             k = int(np.flatnonzero(~fits)[0])
-            raise ValueError(f"maps: {m.name} of example {rows[k]} would be {values[k]:g}, outside {low:g} to "
-                             f"{m.range[1]:g}, under protocol {protocol!r}; choose a protocol that ends with min-max "
-                             "or a clip")
+            raise ValueError(f"maps: under protocol {protocol!r}, {m.name} of example {rows[k]} would be "
+                             f"{values[k]:g}, outside its range {low:g} to {m.range[1]:g}. Choose a protocol that ends "
+                             "with min-max or a clip.")
 
 # %% ../../nbs/lib/metrics/04_fused.ipynb #be0507fb
 _FAULTS = {

@@ -130,8 +130,8 @@ def as_names(names: Any, n_maps: int, what: str) -> np.ndarray:
     "Return one text or whole number per map as an array. what: name of the argument. Errors: ValueError."
     names = pd.Series(names.tolist() if hasattr(names, "tolist") else list(names), dtype=object)
     if len(names) != n_maps or names.isna().any():
-        raise ValueError(f"{what}: expected {n_maps} texts or whole numbers, one per map, got {len(names)}, of which "
-                         f"{names.isna().sum()} missing")
+        raise ValueError(f"{what}: expected one text or whole number per map, {n_maps} in all, got {len(names)}, of "
+                         f"which {names.isna().sum()} are missing values")
     return names.infer_objects().to_numpy()
 
 # %% ../../nbs/lib/metrics/05_score.ipynb #13fef67a
@@ -303,8 +303,8 @@ def score_maps(maps: Any, boxes: Any, *, image_sizes: Any = None, protocol: str 
         names = {what[:-1]: as_names(labels, len(arrays), what)
                  for what, labels in (("ids", ids), ("groups", groups)) if labels is not None}
         if ids is not None and (twice := pd.Series(names["id"]).duplicated().to_numpy()).any():
-            raise ValueError(f"ids: {names['id'][twice][0]!r} occurs twice; give each map its own id, and name what "
-                             "maps share, such as their image, in groups")
+            raise ValueError(f"ids: expected one id per map, got {names['id'][twice][0]!r} twice. If maps share an "
+                             "image, name the image in `groups`")
         work, grids, findings = _bring_together(arrays, boxes, image_sizes, p, options, names.get("group"), check)
         warn_of(findings)
         columns = {name: np.full(len(work.maps), np.nan) for name in SCORE_COLUMNS}

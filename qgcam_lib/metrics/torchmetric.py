@@ -174,8 +174,8 @@ def _follow_contract(self: GroundingScores, score: str) -> None:
 def _check_sizes(self: GroundingScores, sized: torch.Tensor) -> None:
     """Raise ValueError if examples with and without image sizes are mixed and no protocol was named."""
     if self.options["protocol"] is None and bool((sized > 0).all()):
-        raise ValueError(f"image_sizes: {sized[0]} examples have a size and {sized[1]} have none, but sizes decide the "
-                         "default protocol. Pass image_sizes in every update or in none, or name a protocol.")
+        raise ValueError(f"image_sizes: expected sizes for all examples or for none, got {sized[0]} examples with and "
+                         f"{sized[1]} without. Pass image_sizes in every update or in none, or name a protocol.")
 
 # %% ../../nbs/lib/metrics/06_torchmetric.ipynb #3e5ee9dd
 @patch(as_prop=True)

@@ -220,7 +220,7 @@ def load_omdet(entry: ModelEntry | str, weights: str | Path = "official", *, see
 
     entry = find_model(entry)
     if weights != "random" and (config is not None or vocab is not None):
-        raise ValueError("config, vocab: allowed only with weights='random'. Leave config and vocab out.")
+        raise ValueError(f"config, vocab: allowed only with weights='random', got weights={weights!r}. Leave both out.")
     if weights == "random":
         sizes = OmDetTurboConfig(**deepcopy(dict(config or {})))
         with drawn_from(seed):

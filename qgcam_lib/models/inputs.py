@@ -157,8 +157,8 @@ class WeightsSource(NamedInput):
         for text in texts:
             path = reading.path(text)
             if text not in WEIGHTS and path is None:
-                raise FileNotFoundError(f"expected mini, official, random or a path, got {text!r}, which is "
-                                        f"not in {reading.cwd}.")
+                raise FileNotFoundError(f"expected mini, official, random or a path, got {text!r}; there is no such "
+                                        f"file or folder in {reading.cwd}.")
             if text not in WEIGHTS:
                 yield Input("weights", "folder" if path.is_dir() else "file", text, path)
 

@@ -142,8 +142,8 @@ def load_prompted(entry: ModelEntry | str, weights: str | Path = "official", *, 
     entry, precision = find_model(entry), precision or chosen("precision")
     random, official = weights == "random", weights == "official"
     if (config is not None and not random) or (checkpoint and not official):
-        raise ValueError("config is allowed only with weights='random', checkpoint only with 'official'. Got weights="
-                         f"{str(weights)!r}, config={config!r}, checkpoint={checkpoint!r}")
+        raise ValueError("config is allowed only with weights='random', checkpoint only with weights='official', got "
+                         f"weights={str(weights)!r}, config={config!r}, checkpoint={checkpoint!r}")
     if random:
         model, processor = _untrained(config, seed)
         card = {"name": entry.name, **source_card(entry, weights, seed=seed)}

@@ -47,7 +47,7 @@ def after_group_recall(data: Tricd, predictions: _Predictions, *, rename: bool =
         if not pair.positive:
             continue
         if (false := place.get((pair.group, 1 - pair.side, False))) is None:
-            raise ExampleError("data: expected the pair of this caption and the group's other image, but there is none",
+            raise ExampleError("data: expected also a pair of this caption with the group's other image, got none",
                                str(pair.id), remedy="Pass data with all four pairs of each group")
         by_spans = {phrase.spans: phrase.id for phrase in pair.phrases}
         new_id = {phrase.id: by_spans[phrase.spans] for phrase in false.phrases}

@@ -140,7 +140,7 @@ def compare_matches(a: Matches, b: Matches, *, recall_at: Sequence[int] = (1, 5)
     bootstrap over groups, that of recall from sign flips of whole groups. ValueError for other annotations.
     """
     if a.data is not b.data:
-        raise ValueError("a, b: expected the same Tricd object for both models, got two; load the file once")
+        raise ValueError("a, b: expected matches of the same Tricd object, got two objects; load the file once")
     left, right, tables = _hits(a, recall_at), _hits(b, recall_at), []
     for part in parts(a.data, n_bootstrap, level=level, seed=seed):
         if not part.inside.any():

@@ -179,8 +179,8 @@ def _flickr(content: Sequence) -> Rows:
         phrases = _flickr_phrases(entry, where)
         image = (image, str(entry["sentence_id"])) if "sentence_id" in entry else image
         if image in n_phrases:
-            raise ExampleError("image_id, sentence_id: an earlier entry has the same image and sentence; merge the two",
-                               where)
+            raise ExampleError("image_id, sentence_id: expected one entry per image and sentence, got a second entry. "
+                               "Merge the entries", where)
         n_phrases[image] = len(phrases)
         for place, (boxes, scores) in enumerate(phrases):
             places.append(len(n_phrases) - 1)

@@ -56,8 +56,8 @@ def _pair_finder(data: Tricd, image_ids: str | Mapping) -> Callable[[Any], Seque
             return [by_id(image)] if image_ids == "pair" else pictures.get(str(image), ())
         tried = [f"{image}_{sentence}", image, str(image)]
         if not (targets := [image_ids[key] for key in tried if key in image_ids]):
-            raise ExampleError("image_ids: expected a key for every predicted image, got a mapping with none of "
-                               f"{tried[sentence is None:]}")
+            raise ExampleError("image_ids: expected a key for every image with predictions, but the mapping has none "
+                               f"of the keys {tried[sentence is None:]} for one image. Add one of them.")
         return [by_id(id) for id in (targets[0] if isinstance(targets[0], list | tuple) else targets[:1])]
     return find
 
@@ -190,8 +190,8 @@ def pack(data: Tricd, predictions: Any, *, image_ids: str | Mapping = "pair", ph
     left_out = {reason: n for reason, n in left_out.items() if n}
     row, pair = row[again], pair[again]
     if len(rows.image) and not len(row):
-        raise ExampleError(f"none of the {len(rows.image)} boxes belongs to a phrase of {data.file or 'the data'}; "
-                           f"dropped: {left_out}", remedy="Check `image_ids`, `phrases` and the split")
+        raise ExampleError(f"expected boxes for the phrases of {data.file or 'the data'}, got none. "
+                           f"Dropped: {left_out}", remedy="Check `image_ids`, `phrases` and the split")
     order = np.argsort(pair, kind="stable")
     row, named = row[order], np.unique(np.array(list(chain.from_iterable(pairs)), np.int64))
     if len(row) < 10 and (box_format or rows.format) == "xywh":  # too few for `box_findings`

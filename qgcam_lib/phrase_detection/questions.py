@@ -90,8 +90,8 @@ def _add_grounding(frame: pd.DataFrame, path: str | Path) -> pd.DataFrame:
             raise ExampleError("grounding: expected a pair for each question, but no pair has this id", row.image_id,
                                path, "Pass the grounding file of the questions' split")
         if (pair.file_name, pair.positive) != (row.file_name, row.answer):
-            raise ExampleError(f"grounding: expected the question's image {row.file_name!r} and answer {row.answer}, "
-                               f"got {pair.file_name!r} and {pair.positive} for the pair of this id", row.image_id,
+            raise ExampleError(f"grounding: expected image {row.file_name!r} and answer {row.answer}, as in the "
+                               f"question of this id, got {pair.file_name!r} and {pair.positive}", row.image_id,
                                path, "Pass the grounding file of the questions' split")
     own = [pairs[id] for id in frame.image_id]
     return frame.assign(caption=[pair.caption for pair in own],
@@ -185,8 +185,8 @@ def _said(questions: pd.DataFrame, answers: Any, on_missing: str) -> tuple[np.nd
 def check_questions(questions: pd.DataFrame, columns: Sequence[str]) -> None:
     "ValueError for a frame that lacks one of these columns or has an image_id twice."
     if lost := [name for name in columns if name not in questions]:
-        raise ValueError(f"questions: columns {lost} are missing (load_tricd_vqa returns them); the frame has "
-                         f"{list(questions.columns)}")
+        raise ValueError(f"questions: expected the columns {lost}, got {list(questions.columns)}. Pass a frame from "
+                         "load_tricd_vqa.")
     if (twice := questions["image_id"].duplicated()).any():
         raise ValueError(f"questions: expected each image_id once, got {questions['image_id'][twice].iloc[0]} twice")
 

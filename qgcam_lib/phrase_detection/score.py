@@ -168,7 +168,7 @@ def detection_contract(name: str) -> Metric:
     family, at, k = name.partition("@")
     contract = DETECTION_SCORES.get(f"{family}@k" if at else name)
     if contract is None or bool(at) != k.isdecimal():
-        raise ValueError(f"score: expected one of {tuple(DETECTION_SCORES)} with a number for k, got {name!r}")
+        raise ValueError(f"score: expected one of {tuple(DETECTION_SCORES)}, a number in place of k, got {name!r}")
     return replace(contract, name=name, symbol=name)
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #ec03b828
@@ -235,10 +235,10 @@ def _check_options(recall_at: Sequence[int], metrics: Sequence[str]) -> None:
     "ValueError for `recall_at` that are no distinct positive ints or `metrics` that are not in METRICS."
     whole = [isinstance(k, int | np.integer) and not isinstance(k, bool) and k > 0 for k in recall_at]
     if not all(whole) or len(set(recall_at)) < len(recall_at):
-        raise ValueError(f"recall_at: expected different whole numbers above 0, got {tuple(recall_at)!r}; recall "
-                         "with all boxes is the score upper_bound")
+        raise ValueError(f"recall_at: expected different whole numbers above 0, got {tuple(recall_at)!r}. For the "
+                         "recall with all boxes, add upper_bound to the metrics")
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
-        raise ValueError(f"metrics: expected some of {METRICS}, got {metrics!r}; choose k with recall_at")
+        raise ValueError(f"metrics: expected a list with some of {METRICS}, got {metrics!r}. Pass k in recall_at")
 
 # %% ../../nbs/lib/phrase_detection/05_score.ipynb #7c21ff9c
 def summarize_matches(matches: Matches, recall_at: Sequence[int] = (1, 5), n_bootstrap: int = N_BOOTSTRAP, *,

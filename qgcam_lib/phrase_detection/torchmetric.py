@@ -57,7 +57,7 @@ def _plain(target: Mapping[str, Any], n: int) -> dict[str, Any]:
     lists = {key: _listed(value) for key, value in target.items()}
     phrases, labels, boxes = lists["phrases"], lists["labels"], np.reshape(lists["boxes"], (-1, 4))
     if len(boxes) != len(labels) or not set(labels) <= set(phrases) or len(set(phrases)) < len(phrases):
-        raise ValueError(f"target: expected distinct phrases, and a phrase as the label of each box, got phrases "
+        raise ValueError(f"target: expected distinct phrases and, for each box, one of them as its label, got phrases "
                          f"{phrases}, labels {labels} and {len(boxes)} boxes in element {n}")
     if not np.isfinite(boxes).all() or (boxes[:, 2:] <= boxes[:, :2]).any():
         raise ValueError(f"target: expected boxes x0, y0, x1, y1 with x0 < x1 and y0 < y1 in element {n}, got "

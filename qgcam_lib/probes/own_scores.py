@@ -256,8 +256,8 @@ def _named(scores: pd.DataFrame, groups: Sequence[Any], image_ids: str) -> pd.Da
     for name in dict.fromkeys(name for group in groups for name in shown(group)):
         digits = re.findall(r"\d+", Path(name).stem)
         if not digits or numbers.setdefault(int(digits[-1]), name) != name:
-            raise ValueError("image_ids: 'number' needs a unique last number in each picture's name; that of "
-                             f"{name!r} is missing or occurs twice. Pass image_ids='name' and a table with the names")
+            raise ValueError("image_ids: 'number' needs a different last number in each picture's name, got no number "
+                             f"or a repeated one in {name!r}. Pass image_ids='name' and a table with the names")
     ids = pd.to_numeric(scores["image"], errors="coerce")
     return scores.assign(image=[numbers.get(number, name) for number, name in zip(ids, scores["image"])])
 

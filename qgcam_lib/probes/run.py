@@ -196,8 +196,8 @@ def score_groups(groups: Sequence[Any], scores: pd.DataFrame | ScoreTable, *, av
     kind, table = form_of(groups), scores if isinstance(scores, ScoreTable) else ScoreTable(scores)
     options = _check_options(average, ties, missing)
     if average == "probabilities" and not table.kind.has_confidence:
-        raise ValueError(f"average: expected 'logits', because scores of the kind {table.kind.name!r} give no "
-                         "probability of a choice, got 'probabilities'")
+        raise ValueError("average: expected 'logits', got 'probabilities'. Scores of the kind "
+                         f"{table.kind.name!r} have no probabilities")
     if kind is SwapPair:
         frame = _score_pairs(groups, table, missing)
     elif kind is ContextGroup:

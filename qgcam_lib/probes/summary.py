@@ -89,8 +89,8 @@ def _same_rows(frame: pd.DataFrame, blind: pd.DataFrame, layout: RowLayout) -> p
     rows = frame[key].merge(blind.drop_duplicates(key), "left", key, indicator=True)
     if (alone := rows["_merge"] != "both").any():
         raise ValueError(f"blind: expected a row for each row of the frame, but {alone.sum()} of {len(rows)} are "
-                         f"missing, the first is {tuple(frame[key].iloc[int(alone.argmax())])}. Score all groups of "
-                         "the frame with the blind scorer")
+                         f"missing. The first missing row is {tuple(frame[key].iloc[int(alone.argmax())])}. Score "
+                         "all groups of the frame with the blind scorer")
     return pd.DataFrame({name: rows[name].to_numpy(float, na_value=np.nan) for name in layout.metrics},
                         index=frame.index).where(frame[list(layout.metrics)].notna(), np.nan)
 

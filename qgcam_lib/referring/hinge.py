@@ -51,7 +51,7 @@ class ContrastiveHinge(nn.Module):
     def forward(self, scores: Tensor, usable: Tensor | None = None) -> Tensor:
         """The loss of one batch: a scalar."""
         if scores.ndim != 2 or scores.shape[0] != scores.shape[1] or not len(scores):
-            raise ValueError(f"scores: expected [B, B], expressions by boxes, got {tuple(scores.shape)}")
+            raise ValueError(f"scores: expected [B, B] (expressions, boxes) with B >= 1, got {tuple(scores.shape)}")
         if usable is None:
             usable = torch.ones_like(scores, dtype=torch.bool)
         elif usable.shape != scores.shape or usable.dtype != torch.bool:

@@ -44,7 +44,7 @@ def read_expressions(path: str | Path, split: str = "") -> list[Expression]:
     """
     path, name = Path(path), split_name(split)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder; expected a file of Ref-Adv or a folder of RefCOCOg")
+        raise FileNotFoundError(f"{path}: expected a file of Ref-Adv or a folder of RefCOCOg, but it does not exist")
     if path.suffix in SUFFIXES and path.suffix != ".json":
         raise FormatError(f"{path}: expected the JSON file of the expressions, got a table. If this is the table of "
                           "scores, pass it before the expressions")

@@ -93,7 +93,7 @@ def score_choices(expressions: Sequence[Expression], scores: pd.DataFrame, *, th
     n = np.array([len(one.candidates) for one in expressions], np.int64)
     if not n.any():
         raise ValueError("expressions: no expression has candidate boxes. Add them with "
-                         "data.referring.candidates.with_candidates")
+                         "data.referring.expressions.with_candidates")
     matrix = score_matrix(expressions, scores)
     there = np.arange(matrix.shape[1]) < n[:, None]
     if missing == "raise":

@@ -31,8 +31,8 @@ from ..statistics.summary import TASKS
 # %% ../../nbs/lib/referring/04_summary.ipynb #7a6f0406
 def _need(frame: pd.DataFrame, columns: Sequence[str], name: str = "frame") -> None:
     if lost := [column for column in columns if column not in frame]:
-        wanted = "columns of the rows" if name == "by" else "rows of score_choices() or refer()"
-        raise ValueError(f"{name}: expected {wanted}, but there is no column {lost[0]!r} in {list(frame.columns)}")
+        wanted = "columns of the frame" if name == "by" else "rows of score_choices() or refer()"
+        raise ValueError(f"{name}: expected {wanted}; the column {lost[0]!r} is missing, got {list(frame.columns)}")
 
 # %% ../../nbs/lib/referring/04_summary.ipynb #cfc290c9
 def summarize_choices(frame: pd.DataFrame, by: Sequence[str] | str = "split", **options: Any) -> pd.DataFrame:

@@ -132,8 +132,8 @@ def read_claims(paper: str, group: str, counts: Mapping[str, Callable[[Any, Any]
     file = published_folder() / f"{paper}_claims.toml"
     entries = tomllib.loads(file.read_text(encoding="utf-8"))[group]
     if entries.keys() != counts.keys():
-        raise ValueError(f"counts: expected one function per claim of [{group}] in {file.name}. Only in the file "
-                         f"or only in counts: {sorted(entries.keys() ^ counts.keys())}. Add or remove these.")
+        raise ValueError(f"counts: expected one function per claim of [{group}] in {file.name}, but these are only in "
+                         f"one of the two: {sorted(entries.keys() ^ counts.keys())}. Add or remove them.")
     return tuple(Claim(**claim, count=counts[key]) for key, claim in entries.items())
 
 

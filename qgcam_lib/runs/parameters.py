@@ -38,7 +38,7 @@ def _annotated(annotation: str, origins: Mapping[str, str]) -> Any:
     """The type for an annotation; origins: name in the annotation -> "module.name" in this library."""
     tree = ast.parse(annotation, mode="eval")
     if not all(isinstance(node, _PLAIN) for node in ast.walk(tree)):
-        raise TypeError(f"{annotation}: expected a type of a parameter, such as int, list[str] or Literal['a', 'b']")
+        raise TypeError(f"{annotation}: no parameter can have this type. Use one such as int or Literal['a', 'b']")
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     places = {name: origins[name].rpartition(".") for name in names if name in origins}
     own = {name: getattr(importlib.import_module(module), last) for name, (module, _, last) in places.items()}
@@ -115,7 +115,7 @@ def _type(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, NamedInput):
         return kind
     if kind not in _SIMPLE:
-        raise TypeError(f"{kind}: expected a type of a parameter, such as int, list[str] or Literal['a', 'b']")
+        raise TypeError(f"{kind}: no parameter can have this type. Use another, such as int or list[str]")
     return _SIMPLE[kind]
 
 # %% ../../nbs/lib/runs/01_parameters.ipynb #d0011002

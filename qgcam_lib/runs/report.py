@@ -234,8 +234,8 @@ def write_report(folders: Sequence[str | Path], page: str | Path, contents: Cont
         inside = folder.resolve().is_relative_to(page.parent.resolve())
         parts = folder.resolve().relative_to(page.parent.resolve()).parts if inside else ()
         if len(parts) != 3:
-            raise RunError(f"folders: expected NOTEBOOK/NAME/ID in the folder of {page}, so that the report's links "
-                           f"work, got {folder}. Gather the run there: qgcam run NOTEBOOK --gather FOLDER", folder)
+            raise RunError(f"folders: expected {page.parent}/NOTEBOOK/NAME/ID, where the report's links lead, got "
+                           f"{folder}. Gather the run there: qgcam run NOTEBOOK --gather FOLDER", folder)
         runs.append(GatheredRun(folder, "/".join(parts), record))
     if not runs:
         raise RunError(f"{page}: expected at least one valid run, got none. Compute the runs again: make reproduce",

@@ -203,8 +203,8 @@ def _refuse_other_data(a: pd.DataFrame, b: pd.DataFrame) -> None:
         if (other := _differing(a[column], b[column])).any():
             k = int(other.argmax())
             raise ParameterError(f"{column}: expected the same examples in both runs, got '{a[column].iloc[k]}' in a "
-                                 f"and '{b[column].iloc[k]}' in b for '{a.index[k]}' ({other.sum()} of {len(a)} "
-                                 "differ). Are they of two data sets with the same ids?")
+                                 f"and '{b[column].iloc[k]}' in b for '{a.index[k]}'; {other.sum()} of {len(a)} "
+                                 "examples differ. Are the runs on two data sets with the same ids?")
     first, second = (frame.attrs.get("dataset") or {} for frame in (a, b))
     if (mine := first.get("fingerprint")) and (other := second.get("fingerprint")) and mine != other:
         raise ParameterError(f"data: expected two runs on the same data, got the fingerprints {mine:.14} in a and "

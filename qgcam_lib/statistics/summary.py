@@ -72,7 +72,7 @@ def _pick_metrics(frame: pd.DataFrame, metrics: Sequence[str] | str | None) -> l
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     missing = [name for name in names if name not in frame]
     if missing or not names:
-        raise ValueError(f"metrics: expected columns of the frame, which has no {missing or 'column of a score'}; "
+        raise ValueError(f"metrics: expected columns of the frame, got {missing or 'none'}; "
                          f"its columns are {str(list(frame.columns)):.300}. For scores of probes or of referring "
                          "expressions, import qgcam_lib.probes or qgcam_lib.referring first.")
     return names
@@ -217,13 +217,13 @@ def _pair(a: pd.DataFrame, b: pd.DataFrame, on: str, group: Group) -> tuple[pd.D
     left, right = a.set_index(on), b.set_index(on)
     common = left.index.intersection(right.index).sort_values()
     if len(common) == 0:
-        raise ValueError(f"on: expected rows with the same {on!r} in both frames, got none; are they runs on the same "
-                         "data?")
+        raise ValueError(f"on: expected rows with the same {on!r} in both frames, got none. Compare runs on the same "
+                         "data")
     left, right = left.loc[common], right.loc[common]
     columns = [group] if isinstance(group, str) else list(group or ())
     if any((left[name] != right[name]).any() for name in columns if name in left and name in right):
-        raise ValueError(f"group: expected the same {group!r} for each {on!r} in both frames, got different ones; are "
-                         "they runs on the same data?")
+        raise ValueError(f"group: expected the same {group!r} for each {on!r} in both frames, got different ones. "
+                         "Compare runs on the same data")
     return left, right, len(a) + len(b) - 2 * len(common)
 
 # %% ../../nbs/lib/statistics/03_summary.ipynb #61b8161d

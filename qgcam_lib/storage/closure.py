@@ -330,7 +330,7 @@ class Open(UserDict):
             try:
                 entries = self.entries(point.name, point.load())
                 if taken := all_entries.keys() & entries.keys():
-                    raise ValueError(f"the name {min(taken)!r} already exists; the plug-in must use another name")
+                    raise ValueError(f"expected a new name, got {min(taken)!r}, which exists; rename it in the plug-in")
             except Exception as error:  # a third-party package can raise any error
                 warnings.warn(f"plug-in {point.name!r} ({self.group}) of package {package} is left out: "
                               f"{type(error).__name__}: {error}", stacklevel=2)

@@ -137,7 +137,7 @@ class RecordStore(Store):
         if frame.empty:
             return None
         if "id" not in frame:
-            raise ValueError(f"frame: expected the column 'id', got {list(frame.columns)}")
+            raise ValueError(f"frame: expected a column 'id', got the columns {list(frame.columns)}")
         bad = frame["id"][frame["id"].isna() | frame["id"].duplicated()]
         if len(bad):
             raise ValueError(f"frame: expected an id in every row and no id twice, got {shown(bad.iloc[0])}")
@@ -244,9 +244,9 @@ def append(self: MapStore, ids: Iterable[str], maps: Iterable[Any]) -> Path | No
         raise ValueError(f"maps: expected one map per id, got {len(ids)} ids and {len(maps)} maps")
     for id, one in zip(ids, maps):
         if id in self._places:
-            raise ValueError(f"ids: {shown(id)} is already in the store; append only ids that it lacks")
+            raise ValueError(f"ids: expected ids that are not in the store, got {shown(id)}, which is. Leave it out.")
         if one.ndim != 2 or one.size == 0 or not np.isfinite(one).all():
-            raise ValueError(f"maps: expected finite 2-D maps [h, w], got shape {one.shape} for {shown(id)}")
+            raise ValueError(f"maps: expected finite 2-D maps, got NaN, inf or the shape {one.shape} for {shown(id)}")
     if len(set(ids)) != len(ids):
         raise ValueError(f"ids: expected distinct ids, got {shown(next(id for id in ids if ids.count(id) > 1))} twice")
     if not ids:

@@ -113,7 +113,7 @@ def explore_answers(controls: Mapping[str, Sequence | str], answer: Callable[...
     def library(state: Mapping) -> dict:
         entries = ask({name: state[name] for name in begin}).as_json()
         if (got := {kind: list(one) for kind, one in entries.items()}) != labels:
-            raise ValueError(f"answer: expected the same labels for every state, got {labels} and {got}")
+            raise ValueError(f"answer: expected the same labels in every state, got {labels} at first, now {got}")
         return entries
 
     curve = {"curve": {"along": along, "axis": list(span or (0, 1)), "series": list(series)}} if along else {}

@@ -100,8 +100,8 @@ def _widget(explorer: Explorer) -> Any:
     try:
         import anywidget
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("anywidget is not installed; the widget of an explorer needs it: "
-                                  'in the clone, pip install ".[notebooks]"', name="anywidget") from error
+        raise ModuleNotFoundError("anywidget is not installed; the widget of an explorer needs it. Install it in the "
+                                  'clone: pip install ".[notebooks]"', name="anywidget") from error
     from traitlets import Any as AnyTrait  # comes with anywidget
     from traitlets import Dict, List, Unicode, observe, validate
 
@@ -163,6 +163,6 @@ def score_tables(scores: Mapping[str, ArrayLike], shape: tuple[int, int]) -> dic
     tables = {name: np.round(np.asarray(table, float), 6) for name, table in scores.items()}
     for name, table in tables.items():
         if table.shape != shape or not np.isfinite(table).all():
-            raise ValueError(f"scores: expected finite numbers of shape {shape} for {name!r}, got shape "
-                             f"{table.shape}. Pass a finite score for every input that the explorer can show.")
+            raise ValueError(f"scores: expected finite numbers of shape {shape} for {name!r}, got shape {table.shape}, "
+                             f"{(~np.isfinite(table)).sum()} not finite. Pass a score for every input of the explorer.")
     return tables

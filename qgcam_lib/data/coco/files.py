@@ -40,7 +40,7 @@ def rle_counts(text: str | bytes) -> list[int]:
         counts.append(value + (counts[-2] if len(counts) > 2 else 0))
         value = shift = 0
     if shift:
-        raise ValueError("compressed RLE: the text ends within a number; is it truncated?")
+        raise ValueError("compressed RLE: expected a complete text, got one that ends within a number")
     return counts
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #af096e75
@@ -58,7 +58,7 @@ def rle_mask(rle: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     if not isinstance(counts, list) or not all(type(one) is int and one >= 0 for one in counts):
         raise ValueError(f"RLE counts: expected a list of integers >= 0 or a text, got {str(counts)[:60]}")
     if sum(counts) != size[0] * size[1]:
-        raise ValueError(f"RLE counts: expected counts that add up to {size[0]} x {size[1]} pixels, got the sum {sum(counts)}")
+        raise ValueError(f"RLE counts: expected the sum {size[0] * size[1]}, the image's pixels, got {sum(counts)}")
     return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size[::-1]).T
 
 # %% ../../../nbs/lib/data/coco/01_files.ipynb #5517aa43

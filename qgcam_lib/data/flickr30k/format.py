@@ -147,7 +147,7 @@ def parse_annotation(text: str | bytes) -> Annotation:
     for (number, element), own in zip(objects, clipped):
         names = [name.text.strip() for name in element.findall("name") if name.text and name.text.strip()]
         if not names:
-            raise FormatError(f"object {number} has no <name>")
+            raise FormatError(f"expected a <name> in each object, got none in object {number}")
         if isinstance(own, ValueError):
             broken |= dict.fromkeys(names, f"object {number}: {own}")
             continue

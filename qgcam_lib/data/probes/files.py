@@ -84,8 +84,8 @@ def _prompt_table(groups: Sequence[ContextGroup], extra: Mapping[str, str] | Non
     there = read_prompt_classes(beside) if beside.is_file() else table
     if table.items() <= there.items():
         return there
-    raise FormatError(f"{beside} already has other classes or prompts, used by another file in this folder. Write to "
-                      "another folder")
+    raise FormatError(f"{beside}: expected the classes and prompts of the new groups, got others, which another file "
+                      "in this folder uses. Write to another folder")
 
 # %% ../../../nbs/lib/data/probes/03_files.ipynb #9c1b6b16
 def read_groups(path: str | Path, kind: str | None = None, *, images: str | Path | Sequence[str | Path] | None = None,
@@ -156,8 +156,8 @@ def write_groups(groups: Sequence, path: str | Path, *, classes: Mapping[str, st
         again = [one for number, row in enumerate(rows) for one in context_groups(row, number, form, table, FILLERS)]
         lost = next((one.id for one in groups if one not in again), None)
         if lost is not None:
-            raise ExampleError("all groups of one image (set R: of one image and object) share a row of the file, so "
-                               "they need equal classes and different fillers; this group does not fit", lost,
+            raise ExampleError("expected equal classes and different fillers in all groups of one image (set R: of one "
+                               "image and object), which share a row of the file; this group does not fit", lost,
                                remedy="Write this group to a separate file")
     elif form == "swap":
         rows = [swap_row(number, one) for number, one in enumerate(groups)]

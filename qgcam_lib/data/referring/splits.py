@@ -61,7 +61,7 @@ def _judged(expression: Expression, votes: list[int | None], needed: int) -> dic
     """Return a row of `judge`."""
     right = expression.right()
     if 2 * needed <= len(votes):
-        raise ExampleError(f"needed: expected more than half of the {len(votes)} votes, got {needed}. Otherwise an "
+        raise ExampleError(f"needed: expected more than half of the {len(votes)} votes, got {needed}. With so few, an "
                            "expression could be both easy and hard", expression.id)
     hits = sum(vote is not None and bool(right[vote]) for vote in votes)
     wrong = Counter(int(vote) for vote in votes if vote is not None and not right[vote])

@@ -78,8 +78,8 @@ def _rivals(pairs: Sequence[TricdPair], file: str) -> list[int]:
                 spans.setdefault(phrase.spans, n)
             for phrase in pair.phrases:
                 if phrase.spans not in spans:
-                    raise ExampleError(f"phrase {phrase.id}: pair {pairs[partner].id} has the same caption, but no phrase "
-                                       f"with the spans {phrase.spans}", f"pair {pair.id}", file)
+                    raise ExampleError(f"phrase {phrase.id}: expected a phrase with its spans {phrase.spans} in pair "
+                                       f"{pairs[partner].id}, whose caption is the same", f"pair {pair.id}", file)
                 rivals.append(spans[phrase.spans])
     return rivals
 

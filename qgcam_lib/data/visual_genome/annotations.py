@@ -43,7 +43,7 @@ class _Reader:
     def take(self, expected: str) -> None:
         character = self.mark()
         if character != expected:
-            raise ValueError(f"expected {expected!r}, got {character!r}")
+            raise ValueError(f"expected {expected!r}, got {repr(character) if character else 'the end of the file'}")
         self.at += 1
 
     def value(self) -> Any:
@@ -76,7 +76,7 @@ def read_entries(path: str | Path, brackets: str = "[]") -> Iterator[tuple[Any, 
             number += 1
         reader.take(brackets[1])
         if reader.mark():
-            raise ValueError("expected nothing after the list")
+            raise ValueError(f"expected the file to end after {brackets[1]!r}, got more text")
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: entry {number}: not usable as JSON: {error}. Download the file again") from error
 

@@ -184,13 +184,13 @@ def load_ranker_data(expressions: Sequence[Expression], images: str | Path | Seq
         file = picture_file(one.image, images)
         if not one.candidates or not file.is_file():
             there = file.is_file()
-            raise ExampleError("no candidate boxes" if there else "no picture of this expression", one.id, file,
-                               "Load candidates with data.referring." if there else "Give the folder of the pictures.")
+            raise ExampleError("no candidate boxes" if there else "no such image file", one.id, file, "Add boxes with "
+                               "data.referring.expressions.with_candidates." if there else "Pass the image folder.")
         targets = soft_targets(one.candidates, one.box)
         if targets.any() or keep_without_target:
             rows.append((pictures.setdefault((file, one.candidates), len(pictures)), targets, one))
     if not rows:
-        raise ParameterError(f"expressions: expected at least one with its target among its candidates, got none of "
+        raise ParameterError("expressions: expected at least one whose candidates include its target, got none of "
                              f"{len(expressions)}.")
     rows.sort(key=lambda row: row[0])
     of, targets, usable = zip(*rows)
@@ -272,8 +272,8 @@ def load_questions(questions: Iterable[Question], boxes: Mapping[str, Sequence[B
     number = {name: place for place, name in enumerate(classes)}
     usable = [one for one in ordered if boxes.get(one.image) and (keep_unknown or one.answer in number)]
     if not usable:
-        raise ParameterError("questions: expected at least one with a known answer and a picture in `boxes`, got none "
-                             f"of {len(ordered)}. `boxes` has {len(boxes)} pictures; are they those of this split?")
+        raise ParameterError("questions: expected at least one with a known answer and a picture in `boxes`, but none "
+                             f"of {len(ordered)} has both. Are the {len(boxes)} pictures in `boxes` of this split?")
     pictures = {picture: place for place, picture in enumerate(dict.fromkeys(one.image for one in usable))}
     files = {picture: picture_file(f"{picture}.jpg", images) for picture in pictures}
     for picture, file in files.items():

@@ -145,7 +145,7 @@ def _check_questions(network: TwoTasks, *several: QuestionData | None) -> None:
     for data in several:
         if data is not None and len(data.classes) != network.answer[-1].out_features:
             raise ParameterError(f"questions: expected the {network.answer[-1].out_features} classes of the network, "
-                                 f"got {len(data.classes)}. Load the questions with the classes of the training.")
+                                 f"got questions with {len(data.classes)}. Load them with the classes of the training.")
 
 # %% ../../../nbs/lib/finetune/referring/03_multitask.ipynb #b861fcaa
 def start_questions(network: TwoTasks, data: QuestionData, recipe: RankerRecipe, dev: QuestionData | None = None,

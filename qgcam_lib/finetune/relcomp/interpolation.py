@@ -29,8 +29,8 @@ def _check_states(states: dict[str, State]) -> None:
     for name, state in states.items():
         shapes = [{key: tuple(value.shape) for key, value in one.items()} for one in (first, state)]
         if differ := sorted({key for key, _ in shapes[0].items() ^ shapes[1].items()}):
-            raise ParameterError(f"{name}: expected the keys and shapes of theta_0, but {len(differ)} differ: "
-                                 f"{', '.join(differ[:5])}. Are both from the same model class and size?")
+            raise ParameterError(f"{name}: expected the keys and shapes of theta_0, got {len(differ)} that differ: "
+                                 f"{', '.join(differ[:5])}. Pass two models of the same class and size.")
 
 # %% ../../../nbs/lib/finetune/relcomp/02_interpolation.ipynb #6cd0793c
 def interpolate(theta_0: "torch.nn.Module | State", theta_1: "torch.nn.Module | State", alpha: float, *,

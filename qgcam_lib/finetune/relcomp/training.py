@@ -71,7 +71,7 @@ def load_relcomp(groups: Iterable[RelCompGroup], images: str | Path | Sequence[s
     """
     groups = tuple(groups)
     if not groups or not all(isinstance(group, RelCompGroup) for group in groups):
-        raise ParameterError("groups: expected RelCompGroups, got "
+        raise ParameterError("groups: expected one or more RelCompGroup objects, got "
                              f"{next((type(g).__name__ for g in groups if not isinstance(g, RelCompGroup)), 'none')}.")
     files, texts, numbers, text_rows = {}, {}, [], []
     for group in groups:

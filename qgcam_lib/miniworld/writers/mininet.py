@@ -52,8 +52,8 @@ def mininet_picture(name: str, index: int, *, seed: int = SEED) -> Rendering:
         left, top, right, bottom = draft.extent(0)
         if min(left, top) >= _MARGIN and max(right, bottom) <= 1.0 - _MARGIN:
             return paint_scene(draft.scene("val", number, seed, _SIZE))
-    raise RuntimeError(f"no picture with a {name} in its middle after {_ATTEMPTS} attempts (index={index}, "
-                       f"seed={seed}). Use another index or seed")
+    raise RuntimeError(f"index, seed: expected a scene with a {name} in its middle, got none in {_ATTEMPTS} attempts "
+                       f"with index={index} and seed={seed}. Use another index or seed")
 
 # %% ../../../nbs/lib/miniworld/writers/06_mininet.ipynb #b287194f
 def _put_in_the_middle(draft: Draft, name: str) -> None:

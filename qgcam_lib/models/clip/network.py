@@ -310,7 +310,7 @@ class ClipGScoreCam(ClipExplainer):
                  **options: Any):
         one_of("block", block, ("layer4",))
         if not hasattr(clip.model.visual, "layer4"):
-            raise ValueError("clip: gScoreCAM expected a ResNet as image encoder, got a "
+            raise ValueError("clip: expected a CLIP whose image encoder is a ResNet, got one with a "
                              f"{type(clip.model.visual).__name__}. For a transformer, load clip-vit-b16-gradcam.")
         super().__init__(clip, **options)
         usual = 64 if self.device.type != "cpu" else 4 if self.clip.image_size > 160 else 16

@@ -71,7 +71,7 @@ def read_checked(model_class: type, where: str, name: str, unfit: str = "", **op
             model, info = model_class.from_pretrained(**from_cache_or_hub(where), output_loading_info=True, **options)
     except OSError as error:
         if Path(where).is_dir():
-            raise FileNotFoundError(f"weights: {where} has no weights ({str(error).splitlines()[0][:120]}).") from error
+            raise FileNotFoundError(f"weights: no weights in {where} ({str(error).splitlines()[0][:120]}).") from error
         raise FileNotFoundError(f"weights: {name}: {not_on_hub(where, FILES_OF_A_MODEL, error)} Or pass the path of a "
                                 "folder with these files as `weights`.") from error
     except Exception as error:

@@ -171,8 +171,8 @@ def _positions(self: MdetrDetector, caption: str, phrases: Sequence[Spans]) -> l
     positions = [token_positions(encoding, 0, spans, limit.positions - 1) for spans in phrases]
     for text, those in zip(texts, positions):
         if not those:
-            raise ValueError(f"phrases: {text!r} has no token among the first {limit.positions - 1} of the caption "
-                             f"{caption[:60]!r}. Correct the phrase's spans, or shorten the caption.")
+            raise ValueError(f"phrases: no token of {text!r} is among the first {limit.positions - 1} tokens of the "
+                             f"caption {caption[:60]!r}. Correct the phrase's spans, or shorten the caption.")
     return positions
 
 # %% ../../../nbs/lib/models/mdetr/02_detector.ipynb #93320121

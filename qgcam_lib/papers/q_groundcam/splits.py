@@ -138,9 +138,9 @@ def find_table1_runs(wanted: Mapping[str, Mapping[str, object]], run_ids: Collec
         fits = (pair for pair in finished if all(pair[1]["parameters"].get(k) == v for k, v in setting.items()))
         rows.append(_row(setting, *next(fits, (None, {}))))
     if wrong := sorted(set(run_ids) - {row["run_id"] for row in rows}):
-        raise ValueError(f"run_ids: expected one finished run per row of Table 1, got {wrong}, which did not finish, "
-                         "have other parameters, or are older runs of a row. Leave run_ids (in a notebook: runs) empty "
-                         "to take the newest runs.")
+        raise ValueError(f"run_ids: expected one finished run per row of Table 1, got {wrong}. Each of these did not "
+                         "finish, has other parameters than every row, or is older than another given run of its "
+                         "row. To take the newest runs, leave run_ids (in a notebook: runs) empty.")
     return pd.DataFrame(rows)
 
 # %% ../../../nbs/lib/papers/q_groundcam/01_splits.ipynb #c5016382
