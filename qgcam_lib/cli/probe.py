@@ -298,9 +298,9 @@ def background(root: Annotated[str, typer.Argument(help=_COCO)],
                    "several; default: none, so only the fillers black, gray and noise are used"))] = None,
                processes: Annotated[int, typer.Option(min=1, help="number of processes")] = 1,
                option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build Probe-B from COCO's instances: images without background (set MR), or with nothing but one object (set R).
+    """Build Probe-B from COCO's instances: images with all objects but no background (MR), or with one object only (R).
 
-    A filler replaces what is removed. Each group also has a reference image, and a control with a patch of filler."""
+    A filler replaces the rest. Each group also has a reference image, and a control: the original with a patch."""
     from qgcam_lib.data.coco.folder import Coco
     from qgcam_lib.probes.builders.context import ContextOptions, build_background, build_objects, class_prompts
 
@@ -331,7 +331,7 @@ def relcomp(root: Annotated[str, typer.Argument(help=_GENOME)],
                 "exclude the pictures and captions of this file of Probe-R or Probe-C; repeat the option for several"
                 ))] = None,
             option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Build RelComp, training and test data: captions, each with a true and a false text.
+    """Build the training and test data of RelComp: images, each with a true and a false text.
 
     From COCO, the true text replaces a caption's attributes by synonyms, the false text by opposites. From Visual
     Genome, the true text states an annotated relation; the false text replaces its predicate by an unlikely one."""
