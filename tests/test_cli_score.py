@@ -235,7 +235,7 @@ def test_maps_with_a_channel_axis_of_one(files):
     np.savez(files / "named.npz", **{id: a[None] for id, a in MAPS.items()})
     assert_expected(score_files("named.npz", "boxes.csv"))
     np.savez(files / "deep.npz", maps=np.repeat(stack, 3, 1), ids=IDS)
-    with pytest.raises(FileFault, match="stack of maps"):
+    with pytest.raises(FileFault, match="one array of maps"):
         score_files("deep.npz", "boxes.csv")
 
 

@@ -144,8 +144,8 @@ def test_different_options_are_never_merged_or_grouped():
     (lambda m: m.update(MAPS[:2] * np.nan, BOXES[:2]), "NaN or infinity in example 0"),
     (lambda m: m.update(MAPS[:2], BOXES[:3]), "one entry per map"),
     (lambda m: m.update(MAPS[:2], [[[3, 3, 3, 9]]] * 2), "empty or inverted"),
-    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a"]), "ids: expected 2 texts .*, one per map, got 1"),
-    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a", "b"], groups=["a"]), "groups: expected 2 texts .*, got 1"),
+    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a"]), "ids: expected one text .*, 2 in all, got 1"),
+    (lambda m: m.update(MAPS[:2], BOXES[:2], ids=["a", "b"], groups=["a"]), "groups: expected one .*, 2 in all, got 1"),
     (lambda m: GroundingScores(ties="last"), "ties"),
     (lambda m: GroundingScores("papers"), "protocol"),
 ])  # fmt: skip

@@ -377,11 +377,11 @@ FACTORIES = {"mine_a.py": "import numpy as np\nfrom mine_b import *\nfrom os.pat
 
 
 @pytest.mark.parametrize("name, given, words", [
-    ("q_groundcam", {"split": "foo"}, "no split 'foo'.*train, val, test"),
-    ("q_groundcam", {"dataset": "miniworld-spatialsense"}, "no split 'test'.*triplets"),
+    ("q_groundcam", {"split": "foo"}, "split: expected one of train, val, test.*'foo'"),
+    ("q_groundcam", {"dataset": "miniworld-spatialsense"}, "split: expected one of triplets.*'test'"),
     ("q_groundcam", {"dataset": "miniworld-tricd"}, "no grounding examples"),
     ("q_groundcam", {"dataset": "bare"}, "bare: none of the 4 images.*[.]jpg.*`qgcam data verify .*bare`"),
-    ("probe_background", {"subset": "foo"}, "no subset 'foo'.*val2014"),
+    ("probe_background", {"subset": "foo"}, "subset: expected one of .*val2014.*'foo'"),
     ("q_groundcam", {"device": "cuda:99"}, "`device`.*cuda:99"),
     ("q_groundcam", {"model": "mine_a:make", "weights": "random"}, "weights.*'random'"),
     ("q_groundcam", {"model": "mine_a:maek"}, "defines no maek. Did you mean make"),

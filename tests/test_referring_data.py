@@ -464,7 +464,7 @@ def test_the_rules_part_for_two_reasons_alone(rows):
 def test_originals_with_capitals_match_nothing_as_in_the_authors_program():
     adv = [replace(CUP, id="a", split="adv", original="The cup on the saucer")]
     assert split_by_text([CUP], adv)[0].split == "easy"
-    with pytest.raises(ValueError, match="Read the expressions from the raw file"):
+    with pytest.raises(ValueError, match="Read them from the raw file"):
         split_by_text([CUP], [CUP])
 
 

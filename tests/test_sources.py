@@ -227,7 +227,7 @@ def test_an_archive_may_unfold_so_far_and_no_further(tmp_path, monkeypatch):
     for name, content in (("a.zip", zipped(("zeros", bytes(3_000_000)))), ("a.tar.xz", tarred(
             ("zeros", bytes(3_000_000)), mode="w:xz"))):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(SourceError, match=f"more than {max(10_000, 100 * len(content)):,} bytes"):
+        with pytest.raises(SourceError, match=f"at most {max(10_000, 100 * len(content)):,} bytes"):
             unpack(tmp_path / name, tmp_path / f"{name}.out")
     monkeypatch.setattr(module, "FREE_BYTES", 4_000_000)
     unpack(tmp_path / "a.zip", tmp_path / "whole")

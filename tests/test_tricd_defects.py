@@ -121,7 +121,7 @@ def test_a_model_that_is_silent_on_false_captions_loses_nothing(made):
 def test_a_group_that_is_not_whole_is_named(made, graded):
     true = next(pair for pair in made.pairs if pair.positive)
     torn = replace(made, pairs=tuple(pair for pair in made.pairs if pair.group != true.group or pair.positive))
-    with pytest.raises(ExampleError, match=f"example {true.id}: data: expected the pair of this caption"):
+    with pytest.raises(ExampleError, match=f"example {true.id}: data: expected also a pair of this caption"):
         after_group_recall(torn, graded)
 
 

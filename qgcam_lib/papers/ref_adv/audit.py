@@ -180,7 +180,8 @@ def table8(data: RefAdv) -> pd.DataFrame:
     if not data.is_miniworld:
         return pd.DataFrame()
     ours = 100 * category_shares(data.expressions, category_kinds(data.folder))
-    both = printed_tables()["categories"].join(ours, how="outer", lsuffix=" printed", rsuffix=" here")
+    both = pd.merge(printed_tables()["categories"], ours, "outer", left_index=True, right_index=True,
+                    suffixes=(" printed", " here"))
     return both.reindex(ours.index).reset_index()
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #6facb8a1
