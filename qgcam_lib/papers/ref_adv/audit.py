@@ -180,8 +180,7 @@ def table8(data: RefAdv) -> pd.DataFrame:
     if not data.is_miniworld:
         return pd.DataFrame()
     ours = 100 * category_shares(data.expressions, category_kinds(data.folder))
-    both = pd.merge(printed_tables()["categories"], ours, "outer", left_index=True, right_index=True,
-                    suffixes=(" printed", " here"))
+    both = pd.concat([printed_tables()["categories"].add_suffix(" printed"), ours.add_suffix(" here")], axis=1)
     return both.reindex(ours.index).reset_index()
 
 # %% ../../../nbs/lib/papers/ref_adv/03_audit.ipynb #6facb8a1
