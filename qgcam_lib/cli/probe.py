@@ -249,7 +249,7 @@ def relation(root: Annotated[str, typer.Argument(help=_GENOME)],
              option: _Option = None, options: _List = False, quiet: Quiet = False, as_json: Json = False) -> None:
     """Build Probe-R from Visual Genome: groups of three relations, one of them true of the image.
 
-    The other two replace the predicate or the subject by an unlikely one."""
+    The second relation has an unlikely predicate, the third an unlikely subject."""
     from qgcam_lib.data.visual_genome.folder import VisualGenome
     from qgcam_lib.probes.builders.relation import RelationOptions, build_relation
 
@@ -291,7 +291,7 @@ def composition(root: Annotated[str, typer.Argument(help=_COCO)],
 @build_app.command(example="qgcam probe build background miniworld-coco OUT --scenes FOLDER --part MR")
 def background(root: Annotated[str, typer.Argument(help=_COCO)],
                out: Annotated[Path, typer.Argument(help="a folder for the pictures and the files")],
-               part: Annotated[str, typer.Option(help="set to build: MR, R or both")] = "both",
+               part: Annotated[str, typer.Option(help="which set to build: MR, R or both")] = "both",
                split: Annotated[str, typer.Option(help="split of COCO, as written in its file names")] = "val2014",
                scenes: Annotated[list[Path] | None, typer.Option(exists=True, help=(
                    "folder of scenes that show no class of the probe, for the filler `scene`; repeat the option for "

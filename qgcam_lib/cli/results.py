@@ -287,8 +287,8 @@ def compare(run_a: Annotated[str, typer.Argument(metavar="RUN_A", help=_RUN)],
             outputs: Outputs = None, as_json: Json = False) -> None:
     """Compare the scores of two runs, evaluations or tables: differences a - b, clustered intervals and p-values.
 
-    By default, the model in the parameter `model` of RUN_A is compared with the model in the parameter `model` of
-    RUN_B, even if it is another one. Any other model is compared if both runs have it.
+    By default, RUN_A's main model (its parameter `model`) is compared with RUN_B's main model, even if the two differ.
+    Every further model is compared with itself, if both runs have it.
 
     Exit code: 0 compared, 1 a file differs from its run's record, 2 usage error, or runs that cannot be compared.
     """
