@@ -224,8 +224,10 @@ def test_a_python_that_cannot_check_a_tar_archive_refuses_it(tmp_path, monkeypat
 
 def test_an_archive_may_unfold_so_far_and_no_further(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FREE_BYTES", 10_000)
-    for name, content in (("a.zip", zipped(("zeros", bytes(3_000_000)))), ("a.tar.xz", tarred(
-            ("zeros", bytes(3_000_000)), mode="w:xz"))):
+    archives = {"a.zip": zipped(("zeros", bytes(3_000_000)))}
+    if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+        archives["a.tar.xz"] = tarred(("zeros", bytes(3_000_000)), mode="w:xz")
+    for name, content in archives.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(SourceError, match=f"at most {max(10_000, 100 * len(content)):,} bytes"):
             unpack(tmp_path / name, tmp_path / f"{name}.out")
