@@ -140,7 +140,7 @@ def parse_annotation(text: str | bytes) -> Annotation:
     except (ParseError, LookupError, ValueError) as error:  # or an encoding unknown to Python or its XML parser
         raise FormatError(f"no XML that can be read safely: {type(error).__name__} {error!s:.200}") from error
     size, objects = _size(root), list(enumerate(root.findall("object")))
-    clipped, n_clipped = _clipped(objects, size) if objects else ([], 0)
+    clipped, n_clipped = _clipped(objects, size)
     boxes: dict[str, list] = {}
     flagged: dict[str, set] = {"scene": set(), "nobndbox": set()}
     broken: dict[str, str] = {}
